@@ -1,19 +1,19 @@
 //! The router: an HTTP/1.1 reverse proxy in front of OpenAI-compatible servers, its workers.
 //!
-//! Its folders are layers: each imports from those below it only.
+//! Its folders are layers: each imports only from those below it.
 //!
-//! - [`app`]: what a user may set, and the threads that all the rest runs on.
-//! - [`front`]: a connection is accepted, a request read off it and let in, by key, origin and number.
-//! - [`admin`]: the paths that the router answers itself.
-//! - [`proxy`]: every other request goes to a worker and back, to another one if nothing was answered.
-//!   Which worker that is, `sglang_omni_policy` says.
-//! - [`fleet`]: the workers, and what is known of each.
+//! - [`app`]: the options, and the threads that run all the rest.
+//! - [`front`]: accepts connections and admits requests by key, origin and number.
+//! - [`admin`]: answers the router's own paths.
+//! - [`proxy`]: forwards every other request to a worker, and to another one if no answer came.
+//!   `sglang_omni_policy` chooses the worker.
+//! - [`fleet`]: the workers, their health, and how they are found.
 //! - [`upstream`]: connections to workers.
-//! - [`base`]: the clock, the log, the counters, and what else knows none of the above.
+//! - [`base`]: the clock, the log, the counters and other small parts.
 //!
 //! A request crosses them on one thread, a *lane*, which has its own listener, connections and counters
-//! ([`proxy::lane`]). One more thread does what no request waits for: health checks, discovery, `/metrics` on a
-//! port of its own.
+//! ([`proxy::lane`]). One more thread runs the background tasks: health checks, discovery, `/metrics` on a port of
+//! its own.
 
 mod admin;
 mod app;

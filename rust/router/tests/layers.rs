@@ -1,4 +1,5 @@
-//! The router's folders are layers: a file imports from its own folder and from lower ones only.
+//! Checks the router's layers (a file imports only from its own folder and from lower ones), and that no two public
+//! types of the Rust crates have one name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,6 +18,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
     paths
+        .filter(|path| !path.ends_with("target"))
         .flat_map(|path| match path.is_dir() {
             true => files(&path),
             false => vec![path],
@@ -134,6 +136,35 @@ fn no_folders_import_from_each_other() {
         }
     }
     assert!(open.is_empty(), "circles among {open:?}");
+}
+
+#[test]
+fn no_two_public_types_have_one_name() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in files(crates) {
+        if file.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        for line in fs::read_to_string(&file).unwrap().lines() {
+            let words: Vec<&str> = line
+                .split(|c: char| !c.is_alphanumeric() && c != '_')
+                .filter(|word| !word.is_empty())
+                .collect();
+            if let [
+                "pub",
+                "struct" | "enum" | "trait" | "type" | "union",
+                name,
+                ..,
+            ] = words[..]
+            {
+                let named = places.entry(name.to_owned()).or_default();
+                named.push(file.strip_prefix(crates).unwrap().display().to_string());
+            }
+        }
+    }
+    places.retain(|_, files| files.len() > 1);
+    assert!(places.is_empty(), "rename all but one: {places:#?}");
 }
 
 #[test]

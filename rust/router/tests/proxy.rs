@@ -1,4 +1,4 @@
-//! Requests through a router to workers that are sockets of this test.
+//! Sends requests through a router to workers that are sockets of this test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -53,8 +53,8 @@ struct Worker {
 }
 
 impl Worker {
-    /// `answer` gets a request's head and the connection; false closes that. `requests`: how many connections
-    /// with requests to take before the port is closed; the first connection is a health check's.
+    /// `answer` gets a request's head and the connection, which it closes by returning false. The port is closed after
+    /// `connections`, not counting the first one, which is a health check's.
     fn start(
         connections: usize,
         answer: impl Fn(&str, &mut Stream) -> bool + Send + Clone + 'static,
@@ -100,7 +100,7 @@ impl Worker {
     }
 }
 
-/// A router before these workers, all of which have answered their one health check.
+/// A router in front of these workers, all of which have answered their one health check.
 fn router(workers: &[&Worker]) -> Router {
     let urls: Vec<&str> = workers.iter().map(|worker| worker.url.as_str()).collect();
     let config = format!(

@@ -1,4 +1,4 @@
-//! Endpoints that ask every worker and show what each of them said.
+//! Endpoints that ask every worker and show each answer.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use crate::proxy::choice::{LastFailure, no_worker};
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 
-/// All but routers that would ask this one in turn.
-fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {
+/// All workers but routers that would ask this router in turn.
+fn all_workers(lane: &Lane) -> Vec<Arc<Worker>> {
     let fleet = lane.proxy.fleet.read();
     let leads_on = |worker: &&Arc<Worker>| !worker.flags.is(Demotion::Loop);
     fleet.iter().filter(leads_on).cloned().collect()
 }
 
-/// `/get_loads`: what each worker says it has to do, and what the router has given it.
+/// `/get_loads`: each worker's own load, and the requests that the router has in flight there.
 pub async fn loads(lane: &Rc<Lane>, headers: &HeaderMap, sees_urls: bool) -> Reply {
     let question = Question::get("/get_load").asked_by(headers);
-    let mut answers = ask(&lane.pool, everyone(lane), &question).await;
-    // A worker that is a router itself has another name for it.
+    let mut answers = ask(&lane.pool, all_workers(lane), &question).await;
+    // On a worker that is a router itself the path has another name.
     let is_elsewhere = |answer: &Answer| answer.status() == Some(StatusCode::NOT_FOUND);
     let others: Vec<Arc<Worker>> = answers
         .iter()
@@ -55,7 +55,7 @@ pub async fn loads(lane: &Rc<Lane>, headers: &HeaderMap, sees_urls: bool) -> Rep
     reply::json(StatusCode::OK, &json!({"workers": workers}))
 }
 
-/// Tokens where a worker counts them, requests otherwise; summed over what it reports on.
+/// Tokens if a worker counts them, requests otherwise; summed over the parts that it reports.
 fn load_in(body: &Value) -> Option<u64> {
     match body {
         Value::Array(parts) => parts.iter().map(load_in).sum(),
@@ -69,10 +69,10 @@ fn load_in(body: &Value) -> Option<u64> {
     }
 }
 
-/// `/flush_cache`: workers forget their caches, and the policy what it believes is in those that did.
+/// `/flush_cache`: has every worker flush its cache, and the policy forget the caches that were flushed.
 pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> Reply {
     let question = Question::post(target, Bytes::new()).asked_by(headers);
-    let answers = ask(&lane.pool, everyone(lane), &question).await;
+    let answers = ask(&lane.pool, all_workers(lane), &question).await;
     let mut successful: Vec<&str> = Vec::new();
     let mut failed: Vec<Value> = Vec::new();
     for answer in &answers {
@@ -105,8 +105,8 @@ pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> 
     reply::json(status, &body)
 }
 
-/// `/abort_request`: every worker is told, since only the one that runs the request knows it. Clients learn
-/// whether it was, not where.
+/// `/abort_request`: asks every worker, since only the one that runs the request knows it. Clients learn whether it was
+/// aborted, but not where.
 pub async fn abort_request(
     lane: &Rc<Lane>,
     admin: &Admin,
@@ -120,19 +120,19 @@ pub async fn abort_request(
         Err(refusal) => return refusal.into_reply(),
     };
     let question = Question::post(target, body).asked_by(&parts.headers);
-    let answers = ask(&lane.pool, everyone(lane), &question).await;
+    let answers = ask(&lane.pool, all_workers(lane), &question).await;
     if answers.is_empty() {
         return no_worker(lane, &LastFailure::default(), sees_urls);
     }
     let taken = answers.iter().any(|answer| answer.ok().is_some());
-    // SGLang says nothing in its answer, others whether they knew the request.
+    // SGLang's answer is empty; others say whether they knew the request.
     let aborted = answers
         .iter()
         .filter(|answer| answer.ok().is_some())
         .any(|answer| answer.json().is_none_or(|body| body["success"] != false));
     let status = match answers.first().and_then(Answer::status) {
         _ if taken => StatusCode::OK,
-        // All refuse it alike: then it is the request that is wrong.
+        // If all refuse it alike, the request is wrong.
         Some(status) if answers.iter().all(|other| other.status() == Some(status)) => status,
         _ => StatusCode::BAD_GATEWAY,
     };
@@ -146,8 +146,7 @@ pub async fn abort_request(
     reply::json(status, &body)
 }
 
-/// OpenAI's error for what no worker did: the first one's own if they all refuse it alike, and else what
-/// became of asking each.
+/// OpenAI's error if no worker succeeded: the first worker's own if all refuse alike, otherwise each worker's failure.
 fn error_of_all(status: StatusCode, answers: &[Answer], sees_urls: bool) -> Value {
     let own = answers.first().filter(|_| status.is_client_error());
     if let Some(error) = own.and_then(Answer::error) {
@@ -164,10 +163,10 @@ fn error_of_all(status: StatusCode, answers: &[Answer], sees_urls: bool) -> Valu
     reply::error_object(status, Reason::WorkerFailed.code(), &message, None)
 }
 
-/// `/get_server_info`: the router's, and every worker's.
+/// `/get_server_info`: information on the router and on every worker.
 pub async fn server_info(lane: &Rc<Lane>, admin: &Admin, headers: &HeaderMap) -> Reply {
     let question = Question::get("/get_server_info").asked_by(headers);
-    let workers: Vec<Value> = ask(&lane.pool, everyone(lane), &question)
+    let workers: Vec<Value> = ask(&lane.pool, all_workers(lane), &question)
         .await
         .iter()
         .map(|answer| {

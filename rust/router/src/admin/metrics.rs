@@ -1,6 +1,5 @@
-//! `/metrics`: all that is counted, in Prometheus' text format.
+//! `/metrics`: everything that is counted, in Prometheus' text format.
 
-use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
 use sglang_omni_policy::{Metric, MetricValue};
@@ -8,94 +7,49 @@ use sglang_omni_policy::{Metric, MetricValue};
 use crate::base::end::End;
 use crate::base::histogram::Snapshot;
 use crate::base::metrics::Metrics;
-use crate::base::prometheus::{escaped, head, histogram};
+use crate::base::prometheus::{escaped, head, histogram, sample};
 use crate::base::route::Route;
 use crate::fleet::health_flags::Health;
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::Proxy;
 
-/// `sees_urls`: whether workers are named by their URLs, instead of their ids.
+/// A metric's name, kind, help and value, or how to read its value.
+type Row<T> = (&'static str, &'static str, &'static str, T);
+
+/// Rows written as kind, name, value and help.
+macro_rules! metrics {
+    ($($kind:ident $name:ident = $value:expr, $help:literal;)+) => {
+        [$((stringify!($name), stringify!($kind), $help, $value)),+]
+    };
+}
+
+/// `sees_urls`: whether workers are named by their URLs instead of their ids.
 pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
     let mut out = String::with_capacity(16 << 10);
     requests(&mut out, &proxy.metrics);
-    let metrics = &proxy.metrics;
-    let plain: [(&str, &str, &str, u64); 12] = [
-        (
-            "requests_in_flight",
-            "gauge",
-            "Requests on their way to a worker, or at one.",
-            metrics.in_flight(),
-        ),
-        (
-            "requests_waiting",
-            "gauge",
-            "Requests that wait because --max-concurrent-requests are in flight.",
-            proxy.in_flight.waiting() as u64,
-        ),
-        (
-            "received_bytes_total",
-            "counter",
-            "Bytes of request bodies.",
-            metrics.received_bytes(),
-        ),
-        (
-            "sent_bytes_total",
-            "counter",
-            "Bytes of answers' bodies.",
-            metrics.sent_bytes(),
-        ),
-        (
-            "connections_open",
-            "gauge",
-            "Client connections that are open.",
-            metrics.connections(),
-        ),
-        (
-            "connections_total",
-            "counter",
-            "Client connections accepted.",
-            metrics.accepted(),
-        ),
-        (
-            "tls_handshakes_failed_total",
-            "counter",
-            "Client connections that ended before TLS was set up.",
-            metrics.failed_handshakes(),
-        ),
-        (
-            "retries_total",
-            "counter",
-            "Attempts after a failed one, on another worker or on a new connection.",
-            metrics.retries.load(Relaxed),
-        ),
-        (
-            "unserved_total",
-            "counter",
-            "Requests that no worker could take.",
-            metrics.unserved.load(Relaxed),
-        ),
-        (
-            "retries_refused_total",
-            "counter",
-            "Retries that the retry budget did not allow.",
-            metrics.retries_refused.load(Relaxed),
-        ),
-        (
-            "log_lines_dropped_total",
-            "counter",
-            "Log lines lost because nobody read them fast enough.",
-            proxy.log_losses.dropped_lines() as u64,
-        ),
-        (
-            "workers",
-            "gauge",
-            "Workers in the list.",
-            proxy.fleet.read().len() as u64,
-        ),
-    ];
+    let m = &proxy.metrics;
+    let plain: [Row<u64>; 12] = metrics! {
+        gauge requests_in_flight = m.in_flight(), "Requests on their way to a worker, or at one.";
+        gauge requests_waiting = proxy.in_flight.waiting() as u64,
+            "Requests that wait because --max-concurrent-requests are in flight.";
+        counter received_bytes_total = m.received_bytes(), "Bytes of request bodies.";
+        counter sent_bytes_total = m.sum(|lane| &lane.sent_bytes), "Bytes of answers' bodies.";
+        gauge connections_open = m.sum(|lane| &lane.connections), "Client connections that are open.";
+        counter connections_total = m.sum(|lane| &lane.accepted), "Client connections accepted.";
+        counter tls_handshakes_failed_total = m.sum(|lane| &lane.failed_handshakes),
+            "Client connections that ended before TLS was set up.";
+        counter retries_total = m.retries.load(Relaxed),
+            "Attempts after a failed one, on another worker or on a new connection.";
+        counter unserved_total = m.unserved.load(Relaxed), "Requests that no worker could take.";
+        counter retries_refused_total = m.retries_refused.load(Relaxed),
+            "Retries that the retry budget did not allow.";
+        counter log_lines_dropped_total = proxy.log_losses.dropped_lines() as u64,
+            "Log lines lost because they were not read fast enough.";
+        gauge workers = proxy.fleet.read().len() as u64, "Workers in the list.";
+    };
     for (name, kind, help, value) in plain {
         head(&mut out, name, kind, help);
-        let _ = writeln!(out, "sglang_omni_router_{name} {value}");
+        sample(&mut out, name, "", value);
     }
     workers(&mut out, proxy, sees_urls);
     policy(&mut out, proxy, sees_urls);
@@ -105,74 +59,58 @@ pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
 fn policy(out: &mut String, proxy: &Proxy, sees_urls: bool) {
     let fleet = proxy.fleet.read();
     for Metric { name, help, value } in proxy.policy.metrics() {
+        let kind = match value {
+            MetricValue::Counter(_) => "counter",
+            MetricValue::Gauge(_) | MetricValue::GaugeBySlot(_) => "gauge",
+        };
+        head(out, name, kind, help);
         match value {
-            MetricValue::Counter(count) => {
-                head(out, name, "counter", help);
-                let _ = writeln!(out, "sglang_omni_router_{name} {count}");
-            }
-            MetricValue::Gauge(value) => {
-                head(out, name, "gauge", help);
-                let _ = writeln!(out, "sglang_omni_router_{name} {value}");
-            }
+            MetricValue::Counter(value) => sample(out, name, "", value),
+            MetricValue::Gauge(value) => sample(out, name, "", value),
             MetricValue::GaugeBySlot(values) => {
-                head(out, name, "gauge", help);
                 for worker in fleet.iter() {
                     let value = values.get(worker.slot() as usize).copied().unwrap_or(0);
-                    let worker = escaped(&worker.name(sees_urls));
-                    let _ = writeln!(
-                        out,
-                        "sglang_omni_router_{name}{{worker=\"{worker}\"}} {value}"
-                    );
+                    sample(out, name, &label(worker, sees_urls), value);
                 }
             }
         }
     }
 }
 
+fn label(worker: &Worker, sees_urls: bool) -> String {
+    format!("{{worker=\"{}\"}}", escaped(&worker.name(sees_urls)))
+}
+
 fn requests(out: &mut String, metrics: &Metrics) {
-    head(
-        out,
+    let (name, help) = (
         "requests_total",
-        "counter",
-        "Requests by route and by the status of their answer; 499 where the client did not wait for one.",
+        "Requests by route and by the status of their answer; 499 if the client did not wait for one.",
     );
+    head(out, name, "counter", help);
     for route in Route::all() {
         for (status, count) in metrics.answers(route) {
-            let _ = writeln!(
-                out,
-                "sglang_omni_router_requests_total{{route=\"{}\",status=\"{status}\"}} {count}",
-                route.name()
-            );
+            let labels = format!("{{route=\"{}\",status=\"{status}\"}}", route.name());
+            sample(out, name, &labels, count);
         }
     }
-    head(
-        out,
+    let (name, help) = (
         "requests_ended_total",
-        "counter",
         "Requests by how their answer ended: complete, the client left before, the worker broke off, or nothing came for --stream-idle-timeout.",
     );
+    head(out, name, "counter", help);
     for (end, how) in End::NAMES.iter().enumerate() {
         let count = metrics.ended(end);
-        let _ = writeln!(
-            out,
-            "sglang_omni_router_requests_ended_total{{how=\"{how}\"}} {count}"
-        );
+        sample(out, name, &format!("{{how=\"{how}\"}}"), count);
     }
     type Read = fn(&Metrics, Route) -> Snapshot;
-    let histograms: [(&str, &str, Read); 2] = [
-        (
-            "time_to_first_byte_seconds",
-            "From a request's head to the first bytes of a worker's answer.",
-            Metrics::ttfb,
-        ),
-        (
-            "request_duration_seconds",
-            "From a request's head to the end of its answer.",
-            Metrics::duration,
-        ),
-    ];
-    for (name, help, read) in histograms {
-        head(out, name, "histogram", help);
+    let histograms: [Row<Read>; 2] = metrics! {
+        histogram time_to_first_byte_seconds = Metrics::ttfb,
+            "From a request's head to the first bytes of a worker's answer.";
+        histogram request_duration_seconds = Metrics::duration,
+            "From a request's head to the end of its answer.";
+    };
+    for (name, kind, help, read) in histograms {
+        head(out, name, kind, help);
         for route in Route::all() {
             histogram(out, name, "route", route.name(), &read(metrics, route));
         }
@@ -182,63 +120,27 @@ fn requests(out: &mut String, metrics: &Metrics) {
 fn workers(out: &mut String, proxy: &Proxy, sees_urls: bool) {
     let fleet = proxy.fleet.read();
     type Read = fn(&Worker) -> u64;
-    let values: [(&str, &str, &str, Read); 5] = [
-        (
-            "worker_up",
-            "gauge",
-            "1 if the worker's state is up: nothing is known against it.",
-            |w| u64::from(w.health() == Health::Up),
-        ),
-        (
-            "worker_draining",
-            "gauge",
-            "1 if the worker takes no new requests.",
-            |w| u64::from(w.is_draining()),
-        ),
-        (
-            "worker_inflight",
-            "gauge",
-            "Requests in flight at a worker.",
-            |w| w.load() as u64,
-        ),
-        (
-            "worker_requests_total",
-            "counter",
-            "Requests a worker answered.",
-            |w| w.requests.load(Relaxed),
-        ),
-        (
-            "worker_failures_total",
-            "counter",
-            "Attempts at a worker that failed.",
-            |w| w.failures.load(Relaxed),
-        ),
-    ];
+    let values: [Row<Read>; 5] = metrics! {
+        gauge worker_up = |w| u64::from(w.health() == Health::Up),
+            "1 if the worker's state is up: nothing is known against it.";
+        gauge worker_draining = |w| u64::from(w.is_draining()), "1 if the worker takes no new requests.";
+        gauge worker_inflight = |w| w.load() as u64, "Requests in flight at a worker.";
+        counter worker_requests_total = |w| w.requests.load(Relaxed), "Requests a worker answered.";
+        counter worker_failures_total = |w| w.failures.load(Relaxed), "Attempts at a worker that failed.";
+    };
     for (name, kind, help, read) in values {
         head(out, name, kind, help);
         for worker in fleet.iter() {
-            let _ = writeln!(
-                out,
-                "sglang_omni_router_{name}{{worker=\"{}\"}} {}",
-                escaped(&worker.name(sees_urls)),
-                read(worker)
-            );
+            sample(out, name, &label(worker, sees_urls), read(worker));
         }
     }
-    let name = "worker_time_to_first_byte_seconds";
-    head(
-        out,
-        name,
-        "histogram",
+    let (name, help) = (
+        "worker_time_to_first_byte_seconds",
         "From a request's head to the first bytes of the worker's answer.",
     );
+    head(out, name, "histogram", help);
     for worker in fleet.iter() {
-        histogram(
-            out,
-            name,
-            "worker",
-            &escaped(&worker.name(sees_urls)),
-            &worker.ttfb.read(),
-        );
+        let worker_name = escaped(&worker.name(sees_urls));
+        histogram(out, name, "worker", &worker_name, &worker.ttfb.read());
     }
 }

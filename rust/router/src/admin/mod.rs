@@ -1,4 +1,4 @@
-//! The router's own endpoints. Every other path belongs to the workers.
+//! The router's own endpoints; every other path goes to a worker.
 
 mod every_worker;
 pub mod metrics;
@@ -29,21 +29,20 @@ use crate::proxy::reply::{self, Reason, Refusal, Reply};
 
 const BODY_LIMIT: usize = 64 << 10;
 
-/// What the router's own endpoints know of it, beside the proxy.
+/// What the router's own endpoints need beside the proxy.
 pub struct Admin {
-    /// The name of this router, of all there are.
+    /// This router's name, which no other router has.
     pub router: String,
     /// The policy's name.
     pub policy: &'static str,
-    /// Whether the workers of the configuration have a key of their own, which no other worker may see.
+    /// Whether workers of the configuration are shown a key that no other worker may see.
     pub has_worker_key: bool,
     /// How long the body of a request to the router itself may take.
     pub body_timeout: Duration,
     pub stopping: watch::Receiver<Stopping>,
 }
 
-/// Answers a request for the router itself, or gives it back. `sees_urls`: whether the client is told where
-/// workers are.
+/// Answers a request for the router itself, or returns it. `sees_urls`: whether the client is told the workers' URLs.
 pub async fn answer(
     lane: &Rc<Lane>,
     admin: &Admin,
@@ -101,7 +100,7 @@ fn not_allowed(methods: &'static str) -> Reply {
     reply
 }
 
-/// How many workers answer their health checks and take requests.
+/// The number of workers that answer their health checks and take requests.
 fn healthy(lane: &Lane) -> usize {
     let is_healthy = |worker: &&Arc<Worker>| workers::is_healthy(worker) && !worker.is_draining();
     lane.proxy.fleet.read().iter().filter(is_healthy).count()
@@ -125,7 +124,7 @@ fn health(lane: &Lane, admin: &Admin) -> Reply {
     reply
 }
 
-/// Whether to send requests here: not while there is no worker for them, nor once the router is draining.
+/// Whether a load balancer should send requests here: not if no worker is healthy, nor once the router is draining.
 fn readiness(lane: &Lane, admin: &Admin) -> Reply {
     let healthy = healthy(lane);
     let reason = if *admin.stopping.borrow() != Stopping::No {
@@ -149,7 +148,7 @@ fn readiness(lane: &Lane, admin: &Admin) -> Reply {
     }
 }
 
-/// The body of a request to the router itself, which is short.
+/// Reads the body of a request to the router itself, which is short.
 async fn read_body(admin: &Admin, incoming: Incoming) -> Result<Bytes, Refusal> {
     let reading = Limited::new(incoming, BODY_LIMIT).collect();
     match timeout(admin.body_timeout, reading).await {

@@ -1,4 +1,4 @@
-//! `/v1/models`: what all workers offer, each model once.
+//! `/v1/models`: the models of all workers, each once.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,58 +18,27 @@ use crate::proxy::reply::{self, Reason, Reply};
 pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap, sees_urls: bool) -> Reply {
     match merged(lane, headers, sees_urls).await {
         Ok(models) => reply::json(StatusCode::OK, &json!({"object": "list", "data": models})),
-        Err(failure) => failure.reply(lane, sees_urls),
+        Err(reply) => reply,
     }
 }
 
-/// `/v1/models/{id}`: the one of that name.
+/// `/v1/models/{id}`: one model by its name.
 pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str, sees_urls: bool) -> Reply {
     match merged(lane, headers, sees_urls).await {
         Ok(models) => match models.iter().find(|model| model["id"] == id) {
             Some(model) => reply::json(StatusCode::OK, model),
             None => reply::unknown_model(id),
         },
-        Err(failure) => failure.reply(lane, sees_urls),
+        Err(reply) => reply,
     }
 }
 
-/// Why there is no list, with the worker that was asked last and what came of it.
-enum NoList {
-    /// Workers answered, though not with a list. The status is theirs if all had the same one and it is a client's
-    /// error, and 503 otherwise.
-    Refused(StatusCode, LastFailure),
-    /// One took the question and said nothing.
-    Late(LastFailure),
-    /// None could be asked; the text is empty if none may be.
-    Unasked(LastFailure),
-}
-
-impl NoList {
-    fn reply(self, lane: &Lane, sees_urls: bool) -> Reply {
-        match self {
-            NoList::Refused(status, last) => {
-                let say =
-                    |last: &str| format!("no worker lists models; the last one asked was {last}");
-                reply::error_of_workers(status, &say(&last.shown), say(&last.logged))
-            }
-            NoList::Late(last) => {
-                let say = |last: &str| {
-                    format!(
-                        "no worker has listed its models in time; the last one asked was {last}"
-                    )
-                };
-                reply::error_logged(Reason::WorkerTimeout, &say(&last.shown), say(&last.logged))
-            }
-            NoList::Unasked(last) => no_worker(lane, &last, sees_urls),
-        }
-    }
-}
-
+/// The models of all workers, or an error if none of them lists any.
 async fn merged(
     lane: &Rc<Lane>,
     headers: &HeaderMap,
     sees_urls: bool,
-) -> Result<Vec<Value>, NoList> {
+) -> Result<Vec<Value>, Reply> {
     let workers = asked(&lane.proxy.fleet.read());
     let question = Question::get("/v1/models").asked_by(headers).frequent();
     let mut last = LastFailure::default();
@@ -91,16 +60,23 @@ async fn merged(
             }
         }
     }
-    match refusal {
-        _ if answered => Ok(models),
-        Some(status) => Err(NoList::Refused(status, last)),
-        None if is_late => Err(NoList::Late(last)),
-        None => Err(NoList::Unasked(last)),
+    if answered {
+        return Ok(models);
     }
+    Err(match refusal {
+        Some(status) => {
+            let say = |last: &str| format!("no worker lists models; the last one asked was {last}");
+            reply::error_of_workers(status, &say(&last.shown), say(&last.logged))
+        }
+        None if is_late => last.reply(Reason::WorkerTimeout, |last| {
+            format!("no worker has listed its models in time; the last one asked was {last}")
+        }),
+        None => no_worker(lane, &last, sees_urls),
+    })
 }
 
-/// The workers that may have requests. Ones that are down are asked if there are no others, as requests are
-/// sent to them then: they may be back, and if not, the answer says what came of asking.
+/// The workers that may have requests. Workers that are down are asked only if there are no others: requests go
+/// to them then too. They may be back, and if not, the answer says what came of asking.
 fn asked(fleet: &[Arc<Worker>]) -> Vec<Arc<Worker>> {
     let takes = |worker: &&Arc<Worker>| !worker.is_draining() && worker.health() != Health::Loop;
     let takers = || fleet.iter().filter(takes).cloned();
@@ -113,6 +89,8 @@ fn asked(fleet: &[Arc<Worker>]) -> Vec<Arc<Worker>> {
     }
 }
 
+/// The status for workers that answered, though not with a list: theirs if all had the same one and it is a
+/// client's error, 503 otherwise; None if no worker answered.
 fn refused_with(answers: &[Answer]) -> Option<StatusCode> {
     let first = answers.iter().find_map(Answer::status)?;
     let is_unanimous = answers.iter().all(|answer| answer.status() == Some(first));

@@ -1,4 +1,4 @@
-//! `/metrics` on a port of its own, for scrapers that must not reach the other paths.
+//! Serves `/metrics` on a port of its own, for scrapers that must not reach the other paths.
 
 use std::convert::Infallible;
 use std::io;

@@ -1,4 +1,4 @@
-//! `/workers`: the fleet, seen and changed while the router runs.
+//! `/workers`: shows and changes the fleet while the router runs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,14 +19,14 @@ use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
 use crate::upstream::worker_url::WorkerUrl;
 
-/// How often a drain that is waited for looks at the worker's load.
+/// How often a drain with `wait` checks the worker's load.
 const IDLE_CHECK: Duration = Duration::from_millis(50);
 
 fn wrong(message: impl Into<String>) -> Refusal {
     Refusal::new(Reason::InvalidParameter, message)
 }
 
-/// Answers `/workers`, what is below it, and the names older routers have for the same.
+/// Answers `/workers`, the paths below it, and the names that older routers have for the same.
 pub async fn answer(lane: &Lane, admin: &Admin, request: Request<Incoming>) -> Reply {
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
@@ -65,12 +65,12 @@ pub async fn answer(lane: &Lane, admin: &Admin, request: Request<Incoming>) -> R
     outcome.unwrap_or_else(Refusal::into_reply)
 }
 
-/// Whether it answers, even if only that it is busy.
+/// Whether the worker answers, even if only that it is busy.
 pub fn is_healthy(worker: &Worker) -> bool {
     matches!(worker.health(), Health::Up | Health::Busy)
 }
 
-/// A worker as users see it.
+/// A worker as JSON, for administrators.
 pub fn describe(worker: &Worker) -> Value {
     json!({
         "id": worker.id,
@@ -101,7 +101,7 @@ fn urls(lane: &Lane) -> Reply {
     reply::json(StatusCode::OK, &json!({"urls": urls}))
 }
 
-/// What a request says in its query or else in a JSON body, which are two ways to say the same.
+/// A request's parameters, which may be in the query or in a JSON body.
 struct Parameters {
     query: String,
     body: Value,
@@ -130,7 +130,7 @@ impl Parameters {
         Ok(Parameters { query, body })
     }
 
-    /// What follows `/workers/`: an id of the list, or a URL.
+    /// Reads the part after `/workers/`: a worker's id or URL.
     fn of_path(rest: &str) -> Parameters {
         let rest = percent_decode(rest);
         let body = match rest.parse::<u32>() {
@@ -151,7 +151,7 @@ impl Parameters {
         in_query.or_else(|| self.body.get(name).cloned())
     }
 
-    /// What `url` says, whether or not the fleet has such a worker.
+    /// The URL in `url`, whether or not the fleet has such a worker.
     fn url(&self) -> Result<WorkerUrl, Refusal> {
         let right = "the right form is {\"url\": \"http://host:port\"}, or ?url= in the query";
         match self.get("url") {
@@ -163,19 +163,19 @@ impl Parameters {
         }
     }
 
-    /// `api_key`, of the body only: queries are logged on the way.
+    /// `api_key`, from the body only: queries may be logged on the way.
     fn key(&self) -> Result<Option<HeaderValue>, Refusal> {
         match self.body.get("api_key") {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(key)) => match bearer("api_key", key) {
-                Ok(value) => Ok(Some(value)),
-                Err(error) => Err(wrong(error.to_string())),
-            },
+            Some(Value::String(key)) => {
+                let value = bearer("api_key", key);
+                value.map(Some).map_err(|error| wrong(error.to_string()))
+            }
             Some(_) => Err(wrong("api_key: is not a string")),
         }
     }
 
-    /// The worker of the fleet that is meant.
+    /// The worker of the fleet that the parameters name.
     fn known(&self, lane: &Lane) -> Result<Arc<Worker>, Refusal> {
         let fleet = lane.proxy.fleet.read();
         let (found, asked) = match self.body.get("id").and_then(Value::as_u64) {
@@ -211,8 +211,8 @@ impl Parameters {
     }
 }
 
-/// Adds a worker, or returns one that is drained to service. One that is added is not shown the fleet's key,
-/// which is for workers of the configuration.
+/// Adds a worker, or returns a draining one to service. An added worker is not shown the fleet's key, which is for
+/// workers of the configuration.
 fn add(lane: &Lane, admin: &Admin, given: &Parameters) -> Result<Reply, Refusal> {
     let fleet = &lane.proxy.fleet;
     let url = given.url()?;
@@ -235,7 +235,7 @@ fn add(lane: &Lane, admin: &Admin, given: &Parameters) -> Result<Reply, Refusal>
     Ok(reply::json(status, &describe(&worker)))
 }
 
-/// Takes a worker out of the list at once; requests it is serving go on to their end.
+/// Removes a worker from the list at once; the requests that it is serving go on to their end.
 fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let worker = given.known(lane)?;
     lane.proxy.fleet.remove(&worker);
@@ -243,7 +243,7 @@ fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     Ok(reply::json(StatusCode::OK, &describe(&worker)))
 }
 
-/// Gives a worker no more requests but keeps it in the list. Answers once it is idle, or after `wait`.
+/// Gives a worker no more requests, but keeps it in the list. Answers once it is idle, or after `wait`.
 async fn drain(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let (worker, wait) = (given.known(lane)?, given.wait()?);
     worker.set_draining(true);

@@ -1,4 +1,4 @@
-//! What a user may set, with its defaults and its limits.
+//! The router's options, with their defaults and limits.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use crate::base::log::{Level, LogFormat};
 use crate::fleet::discovery;
 use crate::upstream::worker_url::WorkerUrl;
 
-/// Everything the router can be told. `Default` is what the command line defaults to. As JSON, every field
-/// may be left out, and durations are seconds. What a field's comment says, `--help` says.
+/// All options. `Default` has the command line's defaults. In JSON, every field may be left out, and durations are
+/// seconds. `--help` shows the fields' comments.
 #[derive(Clone, Debug, Deserialize, Serialize, Args)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -61,20 +61,19 @@ pub struct Config {
     #[serde(alias = "max_payload_size")]
     #[arg(visible_alias = "max-payload-size")]
     pub max_body_bytes: u64,
-    /// Bytes that the router holds at most of bodies that no worker has begun to answer, in equal parts for
-    /// its threads; more is refused with 503.
+    /// The most bytes that the router holds of bodies that no worker has begun to answer, in equal parts for its
+    /// threads; more is refused with 503.
     pub max_held_bytes: usize,
     /// A request head that is not complete after this many seconds is refused with 408.
     #[serde(with = "seconds")]
     #[arg(value_parser = seconds::parse)]
     pub header_timeout: Duration,
-    /// A client that sends less than 1 KiB a second of a body for this many seconds gets 408; one that takes
-    /// nothing of its answer for as long is given up.
+    /// A client that sends less than 1 KiB a second of a body for this many seconds gets 408; one that reads
+    /// nothing of its answer for as long is disconnected.
     #[serde(with = "seconds")]
     #[arg(value_parser = seconds::parse)]
     pub stall_timeout: Duration,
-    /// An answer of which nothing more came for this many seconds, or an upgraded connection on which nothing
-    /// goes either way, is broken off; 0 waits for ever.
+    /// An answer or an upgraded connection without data for this many seconds is broken off; 0 waits for ever.
     #[serde(with = "seconds")]
     #[arg(value_parser = seconds::parse)]
     pub stream_idle_timeout: Duration,
@@ -98,16 +97,15 @@ pub struct Config {
     pub retry_max_retries: u32,
     /// A request that a worker may have seen goes to no other one.
     pub disable_retries: bool,
-    /// Failures in a row, while other workers do well, that put a worker behind them.
+    /// Failures in a row that put a worker behind the others, while these succeed.
     pub cb_failure_threshold: u32,
-    /// Seconds until a failing or hung worker gets the request that tries whether it is well.
+    /// Seconds until a failing or hung worker gets one request as a trial.
     #[serde(with = "seconds", alias = "cb_timeout_duration_secs")]
     #[arg(value_parser = seconds::parse, visible_alias = "cb-timeout-duration-secs")]
     pub cb_timeout: Duration,
     /// No worker is put behind the others for its failures.
     pub disable_circuit_breaker: bool,
-    /// Seconds of silence after which requests waiting for a worker's first byte go elsewhere, if it is found
-    /// hung.
+    /// Seconds of silence after which a worker may be hung, and requests without a first byte go to another one.
     #[serde(with = "seconds")]
     #[arg(value_parser = seconds::parse)]
     pub hung_timeout: Duration,
@@ -115,7 +113,7 @@ pub struct Config {
     #[serde(with = "seconds", alias = "request_timeout_secs")]
     #[arg(value_parser = seconds::parse, visible_alias = "request-timeout-secs")]
     pub request_timeout: Duration,
-    /// Keys of which a client must show one; without any, every client is let in.
+    /// Keys of which a client must show one; without any, every client is admitted.
     pub api_key: Vec<String>,
     /// A file with more of them, one a line.
     pub api_key_file: Option<PathBuf>,
@@ -123,20 +121,21 @@ pub struct Config {
     pub worker_api_key: Option<String>,
     /// A file with that key.
     pub worker_api_key_file: Option<PathBuf>,
-    /// The key that administers the router: whatever changes the fleet or tells of it. Without one, that is
-    /// left to clients on this machine.
+    /// The key for administration, which is all that changes or shows the fleet. Without one, only clients on this
+    /// machine may administer the router.
     pub admin_api_key: Option<String>,
     /// A file with that key.
     pub admin_api_key_file: Option<PathBuf>,
-    /// Names by which the router may be administered, beside addresses, `localhost` and `--host`; `*` for any.
+    /// Host names under which the router may be administered, beside addresses, `localhost` and `--host`; `*` for
+    /// any.
     pub allowed_hosts: Vec<String>,
     /// Answers and metrics name workers by their URLs, instead of their ids.
     pub expose_worker_urls: bool,
-    /// A PEM file with the certificate for TLS, its chain behind it.
+    /// A PEM file with the certificate for TLS, followed by its chain.
     pub tls_cert_path: Option<PathBuf>,
     /// A PEM file with the certificate's key.
     pub tls_key_path: Option<PathBuf>,
-    /// Origins of pages that browsers let read the answers; `*` for any.
+    /// Origins of web pages that may read answers; `*` for any.
     pub cors_allowed_origins: Vec<String>,
     /// A second port, for `/metrics` alone; 0 takes a free one, -1 none.
     #[arg(value_parser = limit::<u16>, allow_negative_numbers = true)]
@@ -152,7 +151,7 @@ pub struct Config {
     #[serde(with = "seconds", alias = "queue_timeout_secs")]
     #[arg(value_parser = seconds::parse, visible_alias = "queue-timeout-secs")]
     pub queue_timeout: Duration,
-    /// Headers in which a client may name its request, the first one first; `x-request-id` is the last.
+    /// Headers that may hold a request's id, read in order and before `x-request-id`.
     pub request_id_headers: Vec<String>,
     /// Lines below it are not logged.
     pub log_level: Level,
@@ -221,7 +220,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads what was given as JSON; what was not has its default. An error names the field.
+    /// Reads options from JSON; the others have their defaults. An error names the field.
     pub fn from_json(text: &str) -> Result<Config, ConfigError> {
         let mut deserializer = serde_json::Deserializer::from_str(text);
         serde_path_to_error::deserialize(&mut deserializer)
@@ -237,7 +236,7 @@ impl Config {
         }
     }
 
-    /// What of it is the policies'.
+    /// The policies' part of it.
     pub fn policy_settings(&self) -> PolicySettings {
         PolicySettings {
             kind: self.policy,
@@ -319,7 +318,7 @@ impl Config {
     }
 }
 
-/// Without the place in the JSON, which is the launcher's and not the user's.
+/// The error's text without its place in the JSON, which a launcher wrote and no user has seen.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());

@@ -1,6 +1,5 @@
-//! The router as a whole, and the only layer that knows all others: what a user may set ([`config`]), what each
-//! layer is told of it ([`settings`]), the threads of a [`router`], and what goes on beside the requests
-//! ([`watchers`]).
+//! Puts the router together; the only layer that knows all others. It has the options ([`config`]), the settings that
+//! each layer gets from them ([`settings`]), the threads of a [`router`], and its background tasks ([`watchers`]).
 
 pub mod config;
 pub mod router;

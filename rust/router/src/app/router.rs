@@ -1,4 +1,4 @@
-//! A running router: its threads, and how they end.
+//! Starts and stops a router's threads.
 
 use std::fmt;
 use std::io;
@@ -69,7 +69,7 @@ impl From<ConfigError> for StartError {
 /// A running router. Dropping it stops it at once.
 pub struct Router {
     addr: SocketAddr,
-    /// Where `/metrics` is alone.
+    /// The port for `/metrics` alone.
     metrics_addr: Option<SocketAddr>,
     front: Arc<Front>,
     proxy: Arc<Proxy>,
@@ -115,7 +115,7 @@ impl Router {
             Arc::from(sglang_omni_policy::build(&config.policy_settings()));
         let told = policy.clone();
         let fleet = Arc::new(Fleet::new(checked.workers, move |change| match change {
-            // What was known of an earlier one in its place.
+            // An earlier worker may have had the same slot.
             Change::Added(worker) => told.forget(worker.slot()),
             Change::Removed(rest) => told.maintain(&slots(rest)),
         }));
@@ -198,12 +198,13 @@ impl Router {
         let dispatch = self.log.dispatch.clone();
         let run = move || {
             let _logs = set_default(&dispatch);
-            // Counts down even when the thread panics.
+            // Counts down even if the thread panics.
             struct Ended(Arc<Running>, watch::Sender<Stopping>);
             impl Drop for Ended {
                 fn drop(&mut self) {
                     if thread::panicking() {
-                        // Its supervisor starts it again; half of a router would not be noticed.
+                        // The whole router ends, so that its supervisor starts it again. Half a router would go
+                        // unnoticed.
                         drain(&self.1);
                     }
                     *self.0.count.lock().unwrap() -= 1;
@@ -216,7 +217,7 @@ impl Router {
                 .build_local(LocalOptions::default())
                 .expect("a runtime needs only an epoll instance");
             body(&runtime);
-            // A lookup of a name must not delay the end.
+            // A look-up of a name must not delay the end.
             runtime.shutdown_background();
         };
         self.threads.push(
@@ -228,7 +229,7 @@ impl Router {
         Ok(())
     }
 
-    /// Its address as a client writes it.
+    /// Its URL for clients.
     pub fn url(&self) -> String {
         let scheme = if self.front.tls.is_some() {
             "https"
@@ -250,17 +251,17 @@ impl Router {
         }
     }
 
-    /// Where it listens; the port is the real one if 0 was asked for.
+    /// The address that it listens on, with the real port if 0 was asked for.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Reads the workers' file and the certificate and resolves the workers' names again, now.
+    /// Reads the workers' file, the certificate and the authorities again and looks names of workers up, now.
     pub fn reload(&self) {
         self.reload.send_replace(());
     }
 
-    /// Takes no more connections and ends when what is in flight is done, or after `drain_timeout`.
+    /// Takes no more connections and ends once no request is in flight, or after `drain_timeout`.
     pub fn drain(&self) {
         let in_flight = self.proxy.metrics.in_flight();
         let _logs = set_default(&self.log.dispatch);
@@ -268,12 +269,12 @@ impl Router {
         drain(&self.stopping);
     }
 
-    /// Ends now, whatever is in flight.
+    /// Ends now, even if requests are in flight.
     pub fn stop(&self) {
         self.stopping.send_replace(Stopping::Now);
     }
 
-    /// Waits for the end for at most `limit`; returns whether it has come.
+    /// Waits for the router's end for at most `limit`; returns whether it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
         let count = self.running.count.lock().unwrap();
         let (count, _) = self

@@ -1,4 +1,4 @@
-//! What each layer is told of a configuration.
+//! Makes each layer's settings from a configuration.
 
 use tokio::sync::watch;
 
@@ -21,7 +21,7 @@ use crate::proxy::lane::ProxySettings;
 use crate::upstream::trust::Trust;
 use crate::upstream::worker_url::WorkerUrl;
 
-/// What may turn out to be wrong while it is read, from the configuration or from files that it names.
+/// The parts of a configuration, and of files that it names, that may turn out to be wrong.
 pub struct Checked {
     pub workers: Vec<WorkerUrl>,
     pub sources: Sources,
@@ -82,7 +82,7 @@ pub fn proxy(config: &Config) -> ProxySettings {
     }
 }
 
-/// Names the router, too.
+/// The settings of health checks; this is where the router gets its name.
 pub fn probes(config: &Config, keys: &AccessKeys) -> Probes {
     Probes {
         interval: config.probe_interval,

@@ -1,4 +1,4 @@
-//! How values of options are written, where their types do not say it themselves.
+//! Reads and writes the values of options whose types do not define that themselves.
 
 use std::str::FromStr;
 

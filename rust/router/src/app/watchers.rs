@@ -1,4 +1,4 @@
-//! The thread beside the lanes: all that no request waits for.
+//! The background tasks, which share one thread beside the lanes. No request waits for them.
 
 use std::future::pending;
 use std::net::TcpListener;
@@ -28,18 +28,17 @@ pub struct Watchers {
     pub reload: watch::Receiver<()>,
     pub probes: Arc<Probes>,
     pub breaker: Breaker,
-    /// How often the policy tidies up.
+    /// How often the policy trims its memory.
     pub eviction_interval: Duration,
     pub discovery: Discovery,
-    /// The ports on which `/metrics` is alone.
+    /// The ports for `/metrics` alone.
     pub scraped: Vec<TcpListener>,
     /// Whether metrics name workers by their URLs there.
     pub scrapers_see_urls: bool,
 }
 
 impl Watchers {
-    /// Starts every task on the thread that calls it. `failed` is called if discovery fails, which cannot begin
-    /// again.
+    /// Starts every task on the calling thread. `failed` is called if discovery panics, which cannot begin again.
     pub fn start(self, failed: impl FnOnce() + 'static) {
         let (proxy, reload) = (&self.proxy, self.reload);
         let (breaker, every) = (self.breaker, self.eviction_interval);
@@ -92,7 +91,7 @@ where
     keep_running(name, move || task(&proxy));
 }
 
-/// Has the policy tidy up at every interval, until the runtime ends.
+/// Has the policy trim its memory at every interval, until the runtime ends.
 async fn tidy(policy: Arc<dyn Policy>, fleet: Arc<Fleet>, every: Duration) {
     let Some(first) = Instant::now().checked_add(every) else {
         return pending().await;
@@ -104,7 +103,7 @@ async fn tidy(policy: Arc<dyn Policy>, fleet: Arc<Fleet>, every: Duration) {
     }
 }
 
-/// The workers' places in tables.
+/// The workers' slots.
 pub fn slots(fleet: &[Arc<Worker>]) -> Vec<u32> {
     fleet.iter().map(|worker| worker.slot()).collect()
 }

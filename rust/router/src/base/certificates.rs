@@ -1,4 +1,4 @@
-//! Certificates and keys in PEM files.
+//! Reads certificates from PEM files.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 
 use crate::base::config_error::ConfigError;
 
-/// The certificates in a file that a field of the configuration names; at least one.
+/// The certificates in the file that a field of the configuration names. A file without any is an error.
 pub fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let certs: Vec<_> = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect)
@@ -18,6 +18,7 @@ pub fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'stat
     Ok(certs)
 }
 
+/// The error for a PEM file that could not be read.
 pub fn unreadable(field: &str, path: &Path, error: &pem::Error) -> ConfigError {
     let path = path.display();
     ConfigError(match error {

@@ -1,4 +1,4 @@
-//! One client's connection as its lane sees it: what it waits for, and for how long already.
+//! The state of one client's connection: what it waits for, and since when.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -37,18 +37,18 @@ impl Phase {
     }
 }
 
-/// Used by one thread only. Atomic because the connection is handed to hyper, which may send it anywhere.
+/// One thread uses it. It is atomic because it is part of the connection's future, which hyper wants to be `Send`.
+#[derive(Default)]
 pub struct Client {
     phase: AtomicU8,
-    /// When the phase began, or, while bytes are waited for, when the last ones went.
+    /// When the phase began, or, while bytes are waited for, when the last ones were transferred.
     since: AtomicU32,
     is_late: AtomicBool,
     /// Whether the worker has been asked for more of the answer than it has sent.
     awaits_answer: AtomicBool,
     /// Whether only a reset tells the client that its answer is not whole.
     is_cut: AtomicBool,
-    /// Of the body that the client sends: ticks waited for it, and bytes that came, since enough came at once to
-    /// call it moving.
+    /// Ticks waited for the client's body, and bytes of it that came, since it last counted as moving.
     body_waited: AtomicU32,
     body_bytes: AtomicU32,
     /// Wakes the connection's task.
@@ -60,12 +60,7 @@ impl Client {
         Arc::new(Client {
             phase: AtomicU8::new(Phase::Head as u8),
             since: AtomicU32::new(clock::now()),
-            is_late: AtomicBool::new(false),
-            awaits_answer: AtomicBool::new(false),
-            is_cut: AtomicBool::new(false),
-            body_waited: AtomicU32::new(0),
-            body_bytes: AtomicU32::new(0),
-            task: OnceLock::new(),
+            ..Client::default()
         })
     }
 
@@ -78,7 +73,7 @@ impl Client {
         self.moves();
     }
 
-    /// Enters a phase unless it is in it already, since when its time runs.
+    /// Enters a phase, unless it is in it already: then the phase's time runs on.
     pub fn stays_in(&self, phase: Phase) {
         if self.phase() != phase {
             self.enters(phase);
@@ -101,8 +96,7 @@ impl Client {
         }
     }
 
-    /// Has the connection end with a reset: the end of an answer that the end of its connection would make look
-    /// whole.
+    /// Has the connection end with a reset, because an ordinary end would make a broken answer look whole.
     pub fn cut(&self) {
         self.is_cut.store(true, Relaxed);
     }
@@ -119,8 +113,8 @@ impl Client {
         });
     }
 
-    /// Notes a piece of a body. The wait for its next one goes on from where this one ended, unless the pieces
-    /// add up to `floor` bytes: what only dribbles does not move.
+    /// Notes a piece of a body. The wait for the next piece starts anew only once the pieces add up to `floor` bytes:
+    /// a body that only dribbles does not count as moving.
     pub fn receives(&self, bytes: usize, floor: u32) {
         let received = self.body_bytes.load(Relaxed);
         let received = received.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -136,25 +130,25 @@ impl Client {
         }
     }
 
-    /// Notes the begin of a request.
+    /// Notes the start of a request.
     pub fn begins(&self) {
         self.body_bytes.store(0, Relaxed);
         self.body_waited.store(0, Relaxed);
         self.enters(Phase::Busy);
     }
 
-    /// Notes that bytes went, so that a wait for them begins anew.
+    /// Notes that bytes were transferred, so that a wait for them begins anew.
     pub fn moves(&self) {
         self.since.store(clock::now(), Relaxed);
         self.is_late.store(false, Relaxed);
     }
 
-    /// Whether the client has kept the router waiting for longer than it may.
+    /// Whether the client has kept the router waiting for too long.
     pub fn is_late(&self) -> bool {
         self.is_late.load(Relaxed)
     }
 
-    /// Looks, once a tick, at how long it has waited; one that has waited for longer than `limit` is late.
+    /// Checks, once a tick, how long the connection has waited; after more than `limit` it is late.
     pub fn look_over(&self, look: LaneClock, limit: Option<Tick>) {
         let since = look.excusing(self.since.load(Relaxed));
         self.since.store(since, Relaxed);

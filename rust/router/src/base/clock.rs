@@ -1,14 +1,14 @@
-//! A clock that costs one load to read and is right to a tick. Everything that waits is looked over once a tick, so
+//! A clock that costs one load to read and is right to a tick. Everything that waits is checked once a tick, so
 //! no request needs a timer or asks the kernel for the time.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// How often the clock is moved on, and everything that waits is looked over.
+/// How often the clock is advanced and everything that waits is checked.
 pub const TICK: Duration = Duration::from_millis(250);
 
-/// Ticks since the process first asked, from 1 on: what has never happened has happened at 0. 34 years fit.
+/// Ticks since the process first asked, from 1 on; 0 stands for "never". 34 years fit.
 pub type Tick = u32;
 
 static STARTED: OnceLock<Instant> = OnceLock::new();
@@ -18,7 +18,7 @@ pub fn now() -> Tick {
     NOW.load(Relaxed)
 }
 
-/// Moves the clock on to the real time; every lane does it once a tick.
+/// Advances the clock to the real time; every lane does this once a tick.
 pub fn advance() -> Tick {
     let elapsed = STARTED.get_or_init(Instant::now).elapsed();
     let tick = (elapsed.as_millis() / TICK.as_millis()) as Tick + 1;
@@ -30,11 +30,11 @@ pub fn ticks(duration: Duration) -> Tick {
     Tick::try_from(duration.as_millis().div_ceil(TICK.as_millis())).unwrap_or(Tick::MAX)
 }
 
-/// What a lane has seen of the clock, once a tick.
+/// One lane's view of the clock, renewed once a tick.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaneClock {
     pub now: Tick,
-    /// Ticks since the look before in which the lane did not run.
+    /// Ticks since the previous look in which the lane did not run.
     missed: Tick,
 }
 
@@ -44,8 +44,8 @@ impl LaneClock {
         LaneClock { now, missed }
     }
 
-    /// The tick from which a wait counts that began at `since`. Ticks that the lane missed are left out: what came
-    /// in them has not been read yet.
+    /// The start of a wait that began at `since`, without the ticks that the lane missed: what arrived in them has
+    /// not been read yet.
     pub fn excusing(self, since: Tick) -> Tick {
         since.saturating_add(self.missed).min(self.now)
     }

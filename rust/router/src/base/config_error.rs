@@ -1,8 +1,8 @@
-//! The error of a configuration.
+//! The error for a wrong configuration.
 
 use std::fmt;
 
-/// What is wrong with a configuration, and what would be right.
+/// Says what is wrong with a configuration, and what would be right.
 #[derive(Debug)]
 pub struct ConfigError(pub String);
 

@@ -1,18 +1,47 @@
-//! Names of headers by which routers, workers and clients understand each other.
+//! The names of the headers that this project's clients, routers and workers exchange, and the media type of a body.
 
-use hyper::header::HeaderName;
+use hyper::HeaderMap;
+use hyper::header::{CONTENT_TYPE, HeaderName};
 
 /// Carries a request's id to the worker, and back to the client.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// OpenAI's name for an id that a client chooses; it counts if there is no other.
+/// OpenAI's name for an id that a client chooses; it is used if the request has no other id.
 pub const CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-client-request-id");
 
-/// Names the client that a request is of, to workers: one opaque word for each client key.
+/// Tells workers which client a request comes from: one opaque word for each client key.
 pub const OWNER: HeaderName = HeaderName::from_static("x-sglang-omni-owner");
 
-/// Names the worker that served a request, to clients.
+/// Tells clients which worker served their request.
 pub const WORKER: HeaderName = HeaderName::from_static("x-sglang-omni-worker");
 
-/// Lists routers by their names, separated by commas.
+/// Lists the names of routers, separated by commas.
 pub const ROUTERS: HeaderName = HeaderName::from_static("x-sglang-omni-routers");
+
+/// Whether `Content-Type` names this media type, in any case and with any parameters.
+pub fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {
+    let Some(value) = headers.get(CONTENT_TYPE) else {
+        return false;
+    };
+    let parts = value.as_bytes().split_at_checked(media_type.len());
+    parts.is_some_and(|(essence, parameters)| {
+        essence.eq_ignore_ascii_case(media_type.as_bytes())
+            && matches!(parameters.trim_ascii_start(), [] | [b';', ..])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_of_a_media_type_do_not_matter() {
+        let is_json = |text: &'static str| {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, text.parse().unwrap())]);
+            has_media_type(&headers, "application/json")
+        };
+        assert!(is_json("application/json") && is_json("Application/JSON ; charset=utf-8"));
+        assert!(!is_json("application/jsonp") && !is_json("text/plain") && !is_json(""));
+        assert!(!has_media_type(&HeaderMap::new(), ""));
+    }
+}

@@ -1,28 +1,14 @@
-//! How long things took, counted into the buckets of a Prometheus histogram.
+//! A histogram of durations, with the buckets that Prometheus is shown.
 
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 /// Upper bounds of the buckets in microseconds: from an answer out of a cache to a long generation.
+#[rustfmt::skip]
 pub const BOUNDS_US: [u64; 17] = [
-    1_000,
-    2_500,
-    5_000,
-    10_000,
-    25_000,
-    50_000,
-    100_000,
-    250_000,
-    500_000,
-    1_000_000,
-    2_500_000,
-    5_000_000,
-    10_000_000,
-    30_000_000,
-    60_000_000,
-    120_000_000,
-    300_000_000,
+    1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000,
+    10_000_000, 30_000_000, 60_000_000, 120_000_000, 300_000_000,
 ];
 
 const BUCKETS: usize = BOUNDS_US.len() + 1;
@@ -35,7 +21,7 @@ pub struct Histogram {
     sum_us: AtomicU64,
 }
 
-/// What one or several histograms hold at one moment.
+/// The counts of one or several histograms at one moment.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     pub counts: [u64; BUCKETS],

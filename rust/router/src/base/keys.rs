@@ -1,4 +1,4 @@
-//! Keys as a configuration gives them, in a field or in a file.
+//! Reads the keys that a configuration gives, in a field or in a file.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub fn keys(
     Ok(keys)
 }
 
-/// The one key that a field or its file gives, and how it is shown.
+/// The one key that a field or its file gives, with its `Authorization` header.
 pub fn one_key(
     field: &str,
     given: Option<&str>,
@@ -47,7 +47,7 @@ pub fn one_key(
     }
 }
 
-/// The `Authorization` that shows a key; an error that does not show it if it can be none.
+/// The `Authorization` header for a key. The error for an impossible key does not contain it.
 pub fn bearer(field: &str, key: &str) -> Result<HeaderValue, ConfigError> {
     let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
     let value = HeaderValue::try_from(format!("Bearer {key}"))

@@ -1,4 +1,4 @@
-//! Gives memory back that a rush of requests took and that is not needed any more.
+//! Returns memory to the system that a rush of requests took and that is not needed any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use crate::base::metrics::Metrics;
 
 const EVERY: Duration = Duration::from_secs(15);
 
-/// Looks now and then for a moment without requests that follows some, until the runtime ends. The
-/// allocator keeps what lies between memory in use (the prefix tree's, as a rule), though so much of it was
-/// never needed again at once; returning it takes milliseconds, during which allocations wait.
+/// Runs until the runtime ends; acts at moments without requests, if there were some before. The allocator keeps free
+/// memory that lies between pieces in use (the prefix tree's, as a rule). Returning it takes milliseconds, during
+/// which allocations wait.
 pub async fn give_back(metrics: Arc<Metrics>) {
     let mut every = interval(EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,4 +1,4 @@
-//! What is counted. Every lane counts for itself, so that no two share a cache line; readers add up.
+//! The router's counters. Each lane has its own, so that no two lanes share a cache line; readers add them up.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -15,6 +15,7 @@ const STATUSES: [u16; 24] = [
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const STATUS_COUNT: usize = STATUSES.len() + CLASSES.len();
 
+#[derive(Default)]
 pub struct Metrics {
     lanes: Box<[LaneMetrics]>,
     pub retries: AtomicU64,
@@ -24,7 +25,7 @@ pub struct Metrics {
     pub retries_refused: AtomicU64,
 }
 
-/// One lane's part, on cache lines of its own.
+/// One lane's counters, on cache lines of their own.
 #[repr(align(128))]
 #[derive(Default)]
 pub struct LaneMetrics {
@@ -34,8 +35,10 @@ pub struct LaneMetrics {
     /// Requests by how they ended.
     ended: [AtomicU64; End::NAMES.len()],
     received_bytes: AtomicU64,
-    sent_bytes: AtomicU64,
+    pub sent_bytes: AtomicU64,
+    /// Client connections that are open.
     pub connections: AtomicU64,
+    /// Client connections accepted so far.
     pub accepted: AtomicU64,
     pub failed_handshakes: AtomicU64,
 }
@@ -75,9 +78,7 @@ impl Metrics {
     pub fn new(lanes: usize) -> Self {
         Metrics {
             lanes: (0..lanes).map(|_| LaneMetrics::default()).collect(),
-            retries: AtomicU64::new(0),
-            unserved: AtomicU64::new(0),
-            retries_refused: AtomicU64::new(0),
+            ..Metrics::default()
         }
     }
 
@@ -90,13 +91,14 @@ impl Metrics {
         &self.lanes[index]
     }
 
-    fn sum(&self, read: impl Fn(&LaneMetrics) -> &AtomicU64) -> u64 {
+    /// One counter, summed over the lanes.
+    pub fn sum(&self, read: impl Fn(&LaneMetrics) -> &AtomicU64) -> u64 {
         let counts = self.lanes.iter().map(|lane| read(lane).load(Relaxed));
         // What one lane began another may end.
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// Statuses that this route was answered with, and how often.
+    /// The statuses of this route's answers, and how often each was sent.
     pub fn answers(&self, route: Route) -> impl Iterator<Item = (String, u64)> {
         let count =
             move |index: usize| self.sum(|lane| &lane.routes[route.index()].statuses[index]);
@@ -139,24 +141,6 @@ impl Metrics {
     pub fn received_bytes(&self) -> u64 {
         self.sum(|lane| &lane.received_bytes)
     }
-
-    pub fn sent_bytes(&self) -> u64 {
-        self.sum(|lane| &lane.sent_bytes)
-    }
-
-    /// Client connections accepted so far.
-    pub fn accepted(&self) -> u64 {
-        self.sum(|lane| &lane.accepted)
-    }
-
-    pub fn failed_handshakes(&self) -> u64 {
-        self.sum(|lane| &lane.failed_handshakes)
-    }
-
-    /// Client connections that are open.
-    pub fn connections(&self) -> u64 {
-        self.sum(|lane| &lane.connections)
-    }
 }
 
 #[cfg(test)]
@@ -183,7 +167,8 @@ mod tests {
             answers,
             expected.map(|(name, count)| (name.to_owned(), count))
         );
-        assert_eq!((metrics.received_bytes(), metrics.sent_bytes()), (50, 500));
+        let sent_bytes = metrics.sum(|lane| &lane.sent_bytes);
+        assert_eq!((metrics.received_bytes(), sent_bytes), (50, 500));
         assert_eq!(
             (metrics.duration(chat).count(), metrics.ttfb(chat).count()),
             (5, 0)

@@ -1,11 +1,11 @@
-//! The ground that every other layer stands on; it knows none of them.
+//! The lowest layer: clock, log, counters and other small parts that every other layer uses.
 //!
-//! - A request's kind ([`route`]), id ([`request_id`]) and end ([`end`]); the [`headers`] that name things.
-//! - A connection ([`stream`]) and the [`client`] at its other end.
-//! - What is counted ([`metrics`], in [`histogram`]s), its text format ([`prometheus`]), and the [`log`].
-//! - The [`clock`], tasks that go on whatever happens ([`supervise`]) until the router is [`stopping`], and
-//!   [`memory`] that is given back.
-//! - [`keys`] and [`certificates`] as files hold them, and the [`config_error`] if they do not.
+//! - A request's kind ([`route`]), id ([`request_id`]) and end ([`end`]), and this project's own [`headers`].
+//! - A connection ([`stream`]), and the state of the [`client`] at its other end.
+//! - The counters ([`metrics`], [`histogram`]), their text format ([`prometheus`]), and the [`log`].
+//! - The [`clock`]; tasks that are restarted if they panic ([`supervise`]); how far the router is [`stopping`];
+//!   [`memory`] that is returned to the system.
+//! - [`keys`] and [`certificates`] from files, and the [`config_error`] for a wrong configuration.
 
 pub mod certificates;
 pub mod client;

@@ -1,6 +1,6 @@
-//! Prometheus' text format.
+//! Writes Prometheus' text format.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use crate::base::histogram::{BOUNDS_US, Snapshot};
 
@@ -12,6 +12,11 @@ pub fn head(out: &mut String, name: &str, kind: &str, help: &str) {
         out,
         "# HELP sglang_omni_router_{name} {help}\n# TYPE sglang_omni_router_{name} {kind}"
     );
+}
+
+/// One sample. `labels` is empty or `{name="value"}`.
+pub fn sample(out: &mut String, name: &str, labels: &str, value: impl Display) {
+    let _ = writeln!(out, "sglang_omni_router_{name}{labels} {value}");
 }
 
 /// One series of a histogram, if anything was observed.
@@ -37,7 +42,7 @@ pub fn histogram(out: &mut String, name: &str, label: &str, value: &str, read: &
     );
 }
 
-/// A label's value as the format wants it.
+/// A label's value, escaped.
 pub fn escaped(value: &str) -> String {
     value
         .replace('\\', "\\\\")

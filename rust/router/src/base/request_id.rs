@@ -1,14 +1,14 @@
-//! The one id of a request: in headers and answers, and in the logs of the client, the router and the worker.
+//! A request's id, which headers, answers and the logs of client, router and worker share.
 
 use std::hash::{BuildHasher, RandomState};
 
 use bytes::BytesMut;
 use hyper::header::HeaderValue;
 
-/// A longer id from a client is not taken over.
+/// The longest id that is accepted from a client.
 const MAX_LENGTH: usize = 128;
 
-/// Nor is a longer one from a worker, whose own may be a client's with something added.
+/// The longest id that is accepted from a worker, which may be a client's id with something added.
 const MAX_WORKERS_LENGTH: usize = 4 * MAX_LENGTH;
 
 /// Digits of an id: 64 random bits for each lane of each process, and a count.
@@ -16,20 +16,20 @@ const LENGTH: usize = PREFIX + COUNT;
 const PREFIX: usize = 16;
 const COUNT: usize = 12;
 
-/// Ids written into memory that is taken for many of them at once.
+/// Memory that is allocated for many ids at once.
 const BLOCK: usize = 128 * LENGTH;
 
-/// What a request is called here.
+/// A request's id, and where it comes from.
 #[derive(Clone)]
 pub struct RequestId {
     pub value: HeaderValue,
-    /// Whether the client gave none.
+    /// Whether the router made it, because the client gave none.
     pub is_made_here: bool,
 }
 
 impl RequestId {
-    /// Takes over what a worker calls the request in its answer, so that both logs have the same id: instead of one
-    /// that was made here, or if it extends the client's (`{id}-...`).
+    /// Adopts the id in a worker's answer, so that both logs have the same one. It replaces an id that was made here,
+    /// or a client's id that it extends (`{id}-...`).
     pub fn settle(&mut self, answered: Option<&HeaderValue>) {
         let Some(answered) = answered else { return };
         let is_visible = answered.as_bytes().iter().all(u8::is_ascii_graphic);
@@ -91,7 +91,7 @@ fn hex<const N: usize>(number: u64) -> [u8; N] {
     })
 }
 
-/// Whether a client's id can be shown and passed on as it is: visible ASCII of a sensible length.
+/// Whether a client's id can be used as it is: visible ASCII of a sensible length.
 pub fn is_usable(value: &HeaderValue) -> bool {
     (1..=MAX_LENGTH).contains(&value.len())
         && value.as_bytes().iter().all(|byte| byte.is_ascii_graphic())

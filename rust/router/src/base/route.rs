@@ -1,4 +1,4 @@
-//! Which kind of request a path is, among a fixed number of kinds: metrics have a series for each.
+//! Sorts requests by path into a fixed number of routes, each of which has its own series in the metrics.
 
 /// Paths that metrics tell apart, the frequent ones first.
 const PATHS: [&str; 17] = [
@@ -21,7 +21,7 @@ const PATHS: [&str; 17] = [
     "/workers",
 ];
 
-/// Asked for so often by probes and scrapers that a log of requests leaves them out.
+/// Paths that the access log leaves out: probes and scrapers ask for them all the time.
 const UNLOGGED: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! How far the router has been asked to stop: what its owner tells all threads.
+//! Tells all threads how far the router has been asked to stop.
 
 use tokio::sync::watch;
 
@@ -10,7 +10,7 @@ pub enum Stopping {
     Now,
 }
 
-/// Asks for a drain, if nothing more was asked for yet.
+/// Asks for a drain, unless a drain or more was asked for already.
 pub fn drain(stopping: &watch::Sender<Stopping>) {
     stopping
         .send_if_modified(|now| std::mem::replace(now, Stopping::Drain.max(*now)) == Stopping::No);

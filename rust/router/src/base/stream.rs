@@ -1,4 +1,4 @@
-//! Connections with or without TLS.
+//! A TCP connection with or without TLS.
 
 use std::io;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
-/// A silent host is asked after this long, and again.
+/// When and how often a silent host is asked whether it is still there.
 pub const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(15))
     .with_interval(Duration::from_secs(5));
@@ -22,7 +22,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// The socket below whatever is on it.
+    /// The TCP socket below.
     pub fn socket(&self) -> &TcpStream {
         match self {
             Stream::Plain(stream) => stream,
@@ -31,7 +31,7 @@ impl Stream {
     }
 }
 
-/// Calls the same function of whichever stream it is.
+/// Calls a function of the stream that there is.
 macro_rules! on_stream {
     ($self:expr, $stream:ident => $call:expr) => {
         match $self.get_mut() {

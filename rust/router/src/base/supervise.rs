@@ -1,4 +1,4 @@
-//! Restarts tasks that go on beside the requests, such as health checks: a panic ends none of them for good.
+//! Restarts background tasks, such as health checks, after a panic.
 
 use std::any::Any;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::task::{JoinError, spawn_local};
 use tokio::time::sleep;
 
-/// A task that fails at once does not fill the log.
+/// The pause before a restart, so that a task that fails at once does not fill the log.
 const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
-/// Runs a task to its end. One that panics is begun again, after a pause.
+/// Runs a task to its end. After a panic it begins again.
 pub fn keep_running<F>(name: &'static str, mut begin: impl FnMut() -> F + 'static)
 where
     F: Future<Output = ()> + 'static,
@@ -29,7 +29,7 @@ where
     });
 }
 
-/// Runs a task that cannot begin again. Should it panic, `failed` is called.
+/// Runs a task that cannot begin again. If it panics, `failed` is called.
 pub fn run_or(
     name: &'static str,
     task: impl Future<Output = ()> + 'static,
@@ -50,7 +50,7 @@ pub fn run_or(
     });
 }
 
-/// What a task panicked with; None if it was only cancelled.
+/// The text of a task's panic; None if the task was only cancelled.
 fn panicked(error: JoinError) -> Option<String> {
     let panic = error.try_into_panic().ok()?;
     Some(text_of(&*panic).to_owned())
@@ -79,8 +79,8 @@ mod tests {
             .block_on(test);
     }
 
-    /// Waits until `count` is reached, and a little longer: it must not be exceeded. A panic's backtrace may
-    /// take a second to print.
+    /// Waits until `count` is reached, and a little longer to see that it is not exceeded. Printing a panic's
+    /// backtrace may take a second.
     async fn until(reached: &Cell<u32>, count: u32) {
         for _ in 0..1000 {
             if reached.get() >= count {

@@ -1,4 +1,4 @@
-//! The circuit breaker: it demotes workers that fail request after request while others do well, and gives demoted
+//! The circuit breaker: it demotes workers that fail request after request while others succeed, and gives demoted
 //! workers their trials.
 
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use crate::base::clock::{self, TICK, Tick};
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::{Fleet, Worker};
 
-/// Ticks in which what is remembered of long waits is halved.
+/// After this many ticks the remembered long waits are halved.
 const FADE_EVERY: u64 = 240;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Breaker {
-    /// Failures in a row that demote a worker; None never does.
+    /// Failures in a row that demote a worker; None demotes none.
     pub threshold: Option<u32>,
-    /// How long it then waits for its trial.
+    /// How long a demoted worker waits for its trial.
     pub recovery: Tick,
 }
 
 impl Breaker {
-    /// Looks over the fleet, once a tick.
+    /// Checks the fleet, once a tick.
     pub fn sweep(&self, fleet: &[Arc<Worker>], now: Tick) {
         for worker in fleet {
             let flags = &worker.flags;
@@ -43,7 +43,7 @@ impl Breaker {
     }
 }
 
-/// Keeps the clock going and has the breaker look over the fleet, once a tick, until the runtime ends.
+/// Advances the clock and has the breaker check the fleet, once a tick, until the runtime ends.
 pub async fn watch(fleet: Arc<Fleet>, breaker: Breaker) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -57,7 +57,8 @@ pub async fn watch(fleet: Arc<Fleet>, breaker: Breaker) {
     }
 }
 
-/// If all fail alike, the requests may be to blame, and no worker is demoted.
+/// Whether another worker that could serve the same requests succeeds. If all fail alike, the requests may be to
+/// blame, and no worker is demoted.
 fn others_do_well(fleet: &[Arc<Worker>], worker: &Worker) -> bool {
     fleet.iter().any(|other| {
         other.id != worker.id

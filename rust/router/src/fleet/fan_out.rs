@@ -1,4 +1,4 @@
-//! Asks several workers the same thing at once.
+//! Sends the same request to several workers at once and collects their answers.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ use crate::upstream::connection::Upstream;
 use crate::upstream::pool::Pool;
 use crate::upstream::request_body::RequestBody;
 
-/// Too rare for a connection to be worth keeping.
+/// Most questions are too rare for a connection to be worth keeping.
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,8 +52,8 @@ impl Question {
         }
     }
 
-    /// Asks on connections that are kept, in a pool that is swept. The question must change nothing: it is asked again
-    /// if a connection turns out to be closed.
+    /// Uses kept connections, of a pool that is swept. The question must change nothing: it is asked again if a
+    /// connection turns out to be closed.
     pub fn frequent(mut self) -> Question {
         self.is_frequent = true;
         self
@@ -67,7 +67,7 @@ impl Question {
         }
     }
 
-    /// Asks in the name of the client whose request has these headers.
+    /// Asks on behalf of the client whose request has these headers.
     pub fn asked_by(mut self, headers: &HeaderMap) -> Question {
         for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT, REQUEST_ID, OWNER] {
             if let Some(value) = headers.get(&name) {
@@ -96,15 +96,15 @@ impl Question {
     }
 }
 
-/// What became of asking one worker.
+/// The result of asking one worker.
 pub struct Answer {
     pub worker: Arc<Worker>,
-    /// Err if there was no answer: why.
+    /// If there was no answer, why.
     pub outcome: Result<(StatusCode, Bytes), String>,
 }
 
 impl Answer {
-    /// The body of an answer that is a success.
+    /// The body of a successful answer.
     pub fn ok(&self) -> Option<&Bytes> {
         match &self.outcome {
             Ok((status, body)) if status.is_success() => Some(body),
@@ -116,12 +116,12 @@ impl Answer {
         self.outcome.as_ref().ok().map(|(status, _)| *status)
     }
 
-    /// Whether the worker took the question and said nothing.
+    /// Whether the worker took the question and did not answer in time.
     pub fn is_late(&self) -> bool {
         matches!(&self.outcome, Err(error) if error == LATE)
     }
 
-    /// Why it is none, or none that helps.
+    /// Why there was no answer, or none that helps.
     pub fn failure(&self) -> String {
         match &self.outcome {
             Ok((status, _)) => format!("HTTP {status}"),
@@ -133,7 +133,7 @@ impl Answer {
         serde_json::from_slice(self.ok()?).ok()
     }
 
-    /// The error in its answer, if that has OpenAI's shape.
+    /// The error in its answer, if it has OpenAI's shape.
     pub fn error(&self) -> Option<Value> {
         let (_, body) = self.outcome.as_ref().ok()?;
         let mut body: Value = serde_json::from_slice(body).ok()?;
@@ -178,25 +178,19 @@ async fn ask_one(
     worker: &Worker,
     question: &Question,
 ) -> Result<(StatusCode, Bytes), String> {
-    let mut kept = None;
-    if question.is_frequent {
-        kept = Some(
-            pool.get(&worker.endpoint, worker.connect_limit())
-                .await
-                .map_err(|error| error.to_string())?,
-        );
-    }
+    let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
+    let mut connection = match question.is_frequent {
+        true => pool.get(endpoint, limit).await,
+        false => pool.open(endpoint, limit).await,
+    };
     loop {
-        let mut upstream = match kept.take() {
-            Some(upstream) => upstream,
-            None => pool
-                .open(&worker.endpoint, worker.connect_limit())
-                .await
-                .map_err(|error| error.to_string())?,
-        };
+        let mut upstream = connection.map_err(|error| error.to_string())?;
         let response = match upstream.send(question.request(worker)).await {
             Ok(response) => response,
-            Err(_) if upstream.reused => continue,
+            Err(_) if upstream.reused => {
+                connection = pool.open(endpoint, limit).await;
+                continue;
+            }
             Err(error) => return Err(error.into_error().to_string()),
         };
         let status = response.status();

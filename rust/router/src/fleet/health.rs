@@ -1,4 +1,4 @@
-//! Health checks: each worker is asked for `/health` at every interval, and is up or down accordingly.
+//! Health checks: each worker is asked for `/health` at every interval and marked up or down.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::upstream::connection::{Upstream, is_exhaustion};
 use crate::upstream::request_body::RequestBody;
 use crate::upstream::trust::Trust;
 
-/// A busy worker may answer late; only this many late answers in a row say that it hangs.
+/// A busy worker may answer late; only this many late answers in a row mean that it hangs.
 const SLOW_PROBES: u32 = 2;
 
 /// Demotes a worker that cannot be reached.
@@ -36,17 +36,17 @@ fn mark_up(worker: &Worker) {
     }
 }
 
-/// How workers are probed.
+/// The settings of health checks.
 pub struct Probes {
     pub interval: Duration,
     pub timeout: Duration,
-    /// The key that the fleet's workers are shown.
+    /// The key that is shown to the fleet's workers.
     pub key: Option<HeaderValue>,
     /// The name of this router: no worker may lead back to it.
     pub router: String,
 }
 
-/// What the health checks of a fleet need.
+/// A fleet's health checks, with everything that they need.
 #[derive(Clone)]
 pub struct HealthChecks {
     pub fleet: Arc<Fleet>,
@@ -108,8 +108,8 @@ impl HealthChecks {
                             self.fleet.remove(&worker);
                             return;
                         }
-                        // Should all routers of a ring ask at the same moments, all would give up at once, and
-                        // all begin again at once.
+                        // If all routers of a ring asked at the same moments, all would stop at once, and all
+                        // begin again at once.
                         Destination::Loop => {
                             tick.reset_after(probes.interval.mul_f64(fastrand::f64()));
                             continue;
@@ -120,18 +120,18 @@ impl HealthChecks {
                     if status.is_server_error() {
                         mark_down(&worker, &format!("/health answered {status}"));
                     } else {
-                        // Any other answer is one: not every worker has a /health.
+                        // Any other answer will do: not every worker has a /health.
                         mark_up(&worker);
                     }
                 }
-                // What this says is of the router.
+                // This is the router's trouble, not the worker's.
                 Ok(Err(error)) if is_exhaustion(&error) => {}
                 Ok(Err(error)) => {
                     slow = 0;
                     loop_detection::forget(&worker);
                     mark_down(&worker, &error.to_string());
                 }
-                // One that still answers requests is only too busy to answer this.
+                // A worker that still answers requests is only too busy to answer this.
                 Err(_) if worker.flags.last_heard() >= since => slow = 0,
                 Err(_) => {
                     slow += 1;
@@ -147,7 +147,7 @@ impl HealthChecks {
     }
 }
 
-/// Asks on a new connection each time: what counts is whether the worker takes one.
+/// Asks on a new connection each time: the check is whether the worker takes one.
 async fn probe(
     worker: &Worker,
     trust: &Trust,

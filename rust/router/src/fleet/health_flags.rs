@@ -1,7 +1,7 @@
-//! What is known against a worker, and which tier of workers that puts it in.
+//! A worker's health: why it is demoted, and to which tier of workers.
 //!
-//! A request goes to the workers of the best tier there is, so a lone worker gets every request, whatever is known
-//! against it. Only one thing excludes a worker: that it is a router which leads back to this one.
+//! A request goes to the best tier that has workers, so a lone worker gets every request, however it is demoted. A
+//! worker is excluded only if it is a router that leads back to this one.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
@@ -9,7 +9,7 @@ use hyper::StatusCode;
 
 use crate::base::clock::Tick;
 
-/// What `/workers` says of a worker.
+/// A worker's state, as `/workers` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// Not probed yet; takes requests.
@@ -44,7 +44,7 @@ impl Health {
     }
 }
 
-/// Why a worker is in a lower tier, the worse the higher.
+/// Why a worker is in a lower tier. The higher the value, the worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Demotion {
@@ -52,11 +52,11 @@ pub enum Demotion {
     Failing = 8,
     Hung = 16,
     Down = 32,
-    /// Unlike the others it excludes a worker: what it gets comes back.
+    /// Excludes a worker, unlike the others: requests to it would come back.
     Loop = 64,
 }
 
-const UNPROBED: u8 = 1;
+const PROBED: u8 = 1;
 const TRIAL: u8 = 2;
 const BUSY: u8 = Demotion::Busy as u8;
 const FAILING: u8 = Demotion::Failing as u8;
@@ -64,9 +64,9 @@ const HUNG: u8 = Demotion::Hung as u8;
 const DOWN: u8 = Demotion::Down as u8;
 const LOOP: u8 = Demotion::Loop as u8;
 
-/// Written by every lane, for a request only if something changes, and on a cache line apart from what every
-/// request changes.
-#[derive(Debug)]
+/// Every lane writes it, though for a request only if something changes. It lies on a cache line apart from the fields
+/// that every request changes.
+#[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct HealthFlags {
     bits: AtomicU8,
@@ -79,18 +79,6 @@ pub struct HealthFlags {
     trial_at: AtomicU32,
 }
 
-impl Default for HealthFlags {
-    fn default() -> Self {
-        HealthFlags {
-            bits: AtomicU8::new(UNPROBED),
-            streak: AtomicU32::new(0),
-            heard: AtomicU32::new(0),
-            busy_until: AtomicU32::new(0),
-            trial_at: AtomicU32::new(0),
-        }
-    }
-}
-
 impl HealthFlags {
     pub fn health(&self) -> Health {
         let bits = self.bits.load(Relaxed);
@@ -101,12 +89,12 @@ impl HealthFlags {
             _ if bits & HUNG != 0 => Health::Hung,
             _ if bits & FAILING != 0 => Health::Failing,
             _ if bits & BUSY != 0 => Health::Busy,
-            _ if bits & UNPROBED != 0 => Health::Unknown,
+            _ if bits & PROBED == 0 => Health::Unknown,
             _ => Health::Up,
         }
     }
 
-    /// The tier whose workers get requests only if there are no others; those beyond it get none.
+    /// The last tier whose workers get requests; workers beyond it get none.
     pub const LAST_TIER: u32 = u8::BITS - DOWN.leading_zeros();
 
     /// 0 if nothing is known against the worker; the higher, the worse.
@@ -123,7 +111,7 @@ impl HealthFlags {
         self.bits.load(Relaxed) & demotion as u8 != 0
     }
 
-    /// Returns whether that is news.
+    /// Returns whether the worker was not demoted in this way yet.
     pub fn demote(&self, demotion: Demotion) -> bool {
         self.bits.fetch_or(demotion as u8, Relaxed) & demotion as u8 == 0
     }
@@ -136,7 +124,7 @@ impl HealthFlags {
 
     /// Returns whether it was the first probe's answer.
     pub fn set_probed(&self) -> bool {
-        self.bits.fetch_and(!UNPROBED, Relaxed) & UNPROBED != 0
+        self.bits.fetch_or(PROBED, Relaxed) & PROBED == 0
     }
 
     /// The worker asked for time until `until`. Returns whether it had not asked yet.
@@ -145,20 +133,20 @@ impl HealthFlags {
         self.demote(Demotion::Busy)
     }
 
-    /// Ends what was asked for with `set_busy`, once it is over.
+    /// Ends `Demotion::Busy` once its time is over.
     pub fn expire_busy(&self, now: Tick) -> bool {
         self.is(Demotion::Busy)
             && now >= self.busy_until.load(Relaxed)
             && self.restore(Demotion::Busy)
     }
 
-    /// The next trial of a failing or hung worker is not before `at`.
+    /// Puts off the next trial of a failing or hung worker until `at`.
     pub fn hold_trial(&self, at: Tick) {
         self.trial_at.store(at, Relaxed);
         self.bits.fetch_and(!TRIAL, Relaxed);
     }
 
-    /// Lets one request through to a failing or hung worker, if its time has come.
+    /// Lets one request through to a failing or hung worker, if its trial is due.
     pub fn offer_trial(&self, now: Tick) {
         let bits = self.bits.load(Relaxed);
         if bits & (FAILING | HUNG) != 0 && bits & TRIAL == 0 && now >= self.trial_at.load(Relaxed) {
@@ -166,14 +154,14 @@ impl HealthFlags {
         }
     }
 
-    /// A request is on its way to the worker; if it was offered a trial, this is it.
+    /// Notes that a request is on its way to the worker; if the worker was offered a trial, this is it.
     pub fn chosen(&self, next_trial: impl FnOnce() -> Tick) {
         if self.bits.load(Relaxed) & TRIAL != 0 {
             self.hold_trial(next_trial());
         }
     }
 
-    /// A byte came from the worker.
+    /// Notes that a byte came from the worker.
     pub fn heard_from(&self, now: Tick) {
         if self.heard.load(Relaxed) != now {
             self.heard.store(now, Relaxed);
@@ -184,7 +172,7 @@ impl HealthFlags {
         self.heard.load(Relaxed)
     }
 
-    /// The head of an answer came. Returns whether that ended a demotion.
+    /// Notes the head of an answer. Returns whether that ended a demotion.
     pub fn answered(&self, status: StatusCode) -> bool {
         let ended = match status {
             _ if status.is_server_error() => {
@@ -204,7 +192,7 @@ impl HealthFlags {
             && self.bits.fetch_and(!ended, Relaxed) & ended & !TRIAL != 0
     }
 
-    /// An attempt at the worker failed.
+    /// Notes that an attempt at the worker failed.
     pub fn fail(&self) {
         self.streak.fetch_add(1, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Decides when a worker that answers nothing hangs.
+//! Decides whether a silent worker hangs.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::fleet::health_flags::Demotion;
 use crate::fleet::wait_history::{RequestKind, asks_for_stream};
 use crate::fleet::worker::Worker;
 
-/// A worker is hung that takes this many times as long as the others.
+/// A worker hangs if it takes this many times as long as the others.
 const TIMES_AS_LONG: Tick = 4;
-/// Another worker's answers count for this long.
+/// Other workers' answers count for this many ticks.
 const LATELY: Tick = 240;
 
 /// A request that waits for its answer to begin.
@@ -22,21 +22,21 @@ pub struct PendingHead {
     pub route: Route,
     /// None if it cannot be sent again.
     pub body: Option<Bytes>,
-    /// Found out once the wait is long.
+    /// Determined only once the wait is long.
     pub kind: Option<RequestKind>,
 }
 
 /// How long a worker may be silent, in ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// At least.
+    /// The shortest silence for which a worker is found hung.
     pub hung: Tick,
-    /// Until a worker found hung gets its trial.
+    /// How long a hung worker waits for its trial.
     pub recovery: Tick,
 }
 
 impl Patience {
-    /// Whether a request should go elsewhere because its worker is silent. It is here that a worker is found hung.
+    /// Whether a request should go elsewhere because its worker is silent. This is also where a worker is found hung.
     pub fn is_over(&self, wait: &mut PendingHead, fleet: &[Arc<Worker>], now: Tick) -> bool {
         let Some(body) = &wait.body else {
             return false;
@@ -63,7 +63,7 @@ impl Patience {
         if flags.is(Demotion::Hung) {
             return true;
         }
-        // If no other worker answers such requests, nothing is known.
+        // If no other worker answers such requests, there is nothing to compare with.
         let is_hung = others.is_some();
         if is_hung {
             flags.hold_trial(now.saturating_add(self.recovery));
@@ -79,7 +79,8 @@ impl Patience {
     }
 }
 
-/// The longest recent wait of such a request for its answer to begin, if another worker is known to answer them.
+/// The longest recent wait of such a request for its answer to begin, or None if no other worker is known to answer
+/// such requests.
 fn longest_elsewhere(
     fleet: &[Arc<Worker>],
     worker: &Worker,
@@ -92,7 +93,7 @@ fn longest_elsewhere(
     for other in fleet.iter().filter(is_other) {
         let (last, wait) = other.wait_history.of(kind);
         longest = longest.max(wait);
-        // One that had nothing to answer in the meantime did not fail to.
+        // A worker that had nothing to answer in the meantime is not silent.
         let is_silent = other.load() > 0 && other.flags.last_heard() < since;
         others_answer |= last > since.saturating_sub(LATELY) && !is_silent;
     }
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_hung_that_is_silent_while_others_answer() {
+    fn a_worker_that_is_silent_while_others_answer_is_hung() {
         let fleet = fleet(2);
         let mut wait = waits(&fleet[0], STREAMED);
         answers(&fleet[1], 30, 2, STREAMED);
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_where_no_one_else_answers_such_requests() {
+    fn it_is_not_if_no_other_answers_such_requests() {
         let fleet = fleet(2);
         let mut wait = waits(&fleet[0], STREAMED);
         assert!(!is_over(&mut wait, &fleet, 500));
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_where_the_others_have_become_as_silent() {
+    fn it_is_not_if_the_others_have_become_as_silent() {
         let fleet = fleet(2);
         answers(&fleet[1], 970, 2, STREAMED);
         let mut wait = PendingHead {
@@ -168,7 +169,7 @@ mod tests {
         };
         let load = LoadGuard::new(fleet[1].clone());
         assert!(!is_over(&mut wait, &fleet, 1500));
-        // One that had nothing to do is as good as it was.
+        // The answers of a worker that had nothing to do still count.
         drop(load);
         assert!(is_over(&mut wait, &fleet, 1500));
         fleet[0].flags.restore(Demotion::Hung);
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_sends_anything_does_not_hang() {
+    fn a_worker_that_sends_anything_does_not_hang() {
         let fleet = fleet(2);
         let mut wait = waits(&fleet[0], WHOLE);
         answers(&fleet[1], 30, 2, WHOLE);
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_silent_worker_that_is_down_has_goes_elsewhere() {
+    fn requests_of_a_silent_worker_that_is_down_go_elsewhere() {
         let fleet = fleet(2);
         let mut wait = waits(&fleet[0], WHOLE);
         let mut stuck = PendingHead {

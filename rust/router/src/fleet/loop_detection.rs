@@ -1,13 +1,13 @@
-//! Finds a worker that is a router and would send requests back to this one, or to itself.
+//! Finds workers that are routers and would send requests back to this router, or to themselves.
 //!
 //! Each router has a name. Its `/health` lists that name, followed by those of the routers that its workers lead
 //! to. A router that finds itself in a worker's list would get its own requests back, and sends that worker none.
 //! Requests carry nothing for this.
 //!
-//! In a ring of routers it is enough if one stops using its worker in the ring: it no longer lists what lies behind
-//! that worker, so no other router of the ring finds itself in a list. If it has no other worker, it answers
-//! `/health` with 508; then the router before it stops too, and so on, up to one that has a worker outside the
-//! ring. The routers after it may then use their workers again.
+//! To open a ring of routers, one of them must stop using its worker in the ring. It then no longer lists the routers
+//! behind that worker, so no other router of the ring finds itself in a list. If it has no other worker, it answers
+//! `/health` with 508; then the router before it stops too, and so on, up to one that has a worker outside the ring.
+//! The routers after that one may then use their workers again.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::base::headers::ROUTERS;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::{Fleet, Worker};
 
-/// Where a request ends that goes to a worker.
+/// Where a request to a worker ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
     /// At that worker, or behind it.
@@ -29,7 +29,7 @@ pub enum Destination {
     ThisRouter,
 }
 
-/// What the router of this name answers to a health check.
+/// The list of routers with which the router of this name answers health checks.
 pub fn list(fleet: &Fleet, name: &str) -> HeaderValue {
     let fleet = fleet.read();
     let behind: Vec<_> = fleet.iter().map(|worker| worker.routers.load()).collect();
@@ -48,7 +48,7 @@ pub fn is_closed(fleet: &Fleet) -> bool {
     !fleet.is_empty() && fleet.iter().all(|worker| worker.flags.is(Demotion::Loop))
 }
 
-/// Takes note of what a worker answers to a health check of the router of this name.
+/// Takes note of a worker's answer to a health check of the router of this name.
 pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>) -> Destination {
     let names = read(answer.headers());
     let destination = match names.iter().position(|each| each == name) {
@@ -77,7 +77,7 @@ pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>) -> Destinatio
     destination
 }
 
-/// Forgets what lies behind a worker that cannot be reached: no ring goes through it.
+/// Forgets the routers behind a worker that cannot be reached: no ring goes through it.
 pub fn forget(worker: &Worker) {
     worker.routers.store(Default::default());
 }

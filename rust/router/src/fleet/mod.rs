@@ -1,11 +1,11 @@
-//! The workers, and what is known of each.
+//! The workers, their health, and how they are found.
 //!
-//! - A [`worker`] has a slot of its own in tables ([`slots`]) and serves [`models`]; [`discovery`] finds more.
-//! - Its [`health_flags`] say which tier it is in: its probes set them ([`health`], with the [`resolver`] of its
-//!   name), its failures ([`breaker`]), and a silence that shows that it is [`hung`].
-//! - [`pending_heads`] are requests that wait for their answer to begin; the [`wait_history`] says how long those
-//!   like them have waited.
-//! - [`loop_detection`] finds a worker that is a router and sends requests back.
+//! - A [`worker`] has its own slot in tables ([`slots`]) and serves [`models`]; [`discovery`] finds more workers.
+//! - A worker's [`health_flags`] say which tier it is in. Health checks ([`health`], with the [`resolver`] of its
+//!   name), failures ([`breaker`]) and a silence that means that it is [`hung`] set them.
+//! - [`pending_heads`] are requests that wait for their answer to begin; the [`wait_history`] says how long similar
+//!   ones have waited.
+//! - [`loop_detection`] finds workers that are routers and send requests back.
 //! - [`fan_out`] asks all workers at once.
 
 pub mod breaker;

@@ -1,5 +1,5 @@
-//! The models that each worker serves. Workers are asked for their lists again and again, since adapters come and
-//! go at run time. Lists decide where a request may go only if they differ.
+//! Keeps track of the models that each worker serves. Workers are asked again and again, since adapters come and go at
+//! run time. The lists decide where a request may go only if they differ.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -20,25 +20,25 @@ use crate::fleet::worker::{Fleet, Worker};
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
 
-/// How often workers that came up are looked for, and how long a list counts as fresh.
+/// How often to look for workers that came up, and how long a list counts as fresh.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const FRESH: Duration = Duration::from_secs(10);
 
-/// Tells a worker that it is the router that asks, and no client.
+/// Tells a worker that the router asks, and not a client.
 const AGENT: HeaderValue = HeaderValue::from_static("sglang-omni-router");
 
-/// What is known of the models of the fleet as a whole.
+/// The models of the whole fleet.
 pub struct Models {
     fleet: Arc<Fleet>,
     differ: AtomicBool,
-    /// The tick from which on an unknown model makes the router ask again.
+    /// From this tick on, an unknown model makes the router ask the workers again.
     ask_from: AtomicU32,
-    /// What workers are asked.
+    /// The request for a worker's list.
     question: Question,
 }
 
 impl Models {
-    /// `key` is the one that the fleet's workers are shown.
+    /// `key` is shown to the fleet's workers.
     pub fn new(fleet: Arc<Fleet>, key: Option<HeaderValue>) -> Models {
         let mut headers = HeaderMap::from_iter([(USER_AGENT, AGENT)]);
         headers.extend(key.map(|key| (AUTHORIZATION, key)));
@@ -55,7 +55,7 @@ impl Models {
         self.differ.load(Relaxed)
     }
 
-    /// Whether to ask the workers again: one request a second may.
+    /// Whether this request may have the workers asked again: one a second may.
     fn may_ask(&self) -> bool {
         let (now, from) = (clock::now(), self.ask_from.load(Relaxed));
         let next = now.saturating_add(clock::ticks(LOOK_INTERVAL.max(TICK)));
@@ -74,7 +74,7 @@ impl Models {
         for answer in ask(pool, workers, &self.question).await {
             match listed(&answer) {
                 Ok(models) => answer.worker.set_models(Some(names(&models))),
-                // It has no list to show, or not to us.
+                // It has no list, or none for this router.
                 Err(_) if answer.status().is_some() => answer.worker.set_models(None),
                 Err(_) => {}
             }
@@ -85,7 +85,7 @@ impl Models {
         self.differ.store(differ, Relaxed);
     }
 
-    /// The model that a request names, if no worker has it, even asked again.
+    /// The model that a request names, if no worker has it, even after being asked again.
     pub async fn unknown(&self, pool: &Rc<Pool>, parts: &Parts, body: &[u8]) -> Option<String> {
         if !self.differ() {
             return None;
@@ -117,7 +117,7 @@ pub async fn watch(models: Arc<Models>, trust: Arc<Trust>) {
             let silent = [Health::Down, Health::Loop, Health::Unknown];
             !silent.contains(&worker.health())
         };
-        // One that was down may come back with other models.
+        // A worker that was down may come back with other models.
         let known = |id: u32| fleet.iter().any(|w| w.id == id && answers(w));
         asked.retain(|&id, since| known(id) && since.elapsed() < FRESH);
         let due = |worker: &&Arc<Worker>| answers(worker) && !asked.contains_key(&worker.id);
@@ -146,7 +146,7 @@ fn names(models: &[Value]) -> Vec<String> {
     names
 }
 
-/// The model a request names in its body, or else in its query; empty if it names none.
+/// The model that a request names in its body, or else in its query; empty if it names none.
 pub fn named<'a>(parts: &'a Parts, in_body: &'a [u8]) -> &'a [u8] {
     let query = parts.uri.query().unwrap_or_default();
     match in_body {
@@ -163,9 +163,9 @@ pub fn named<'a>(parts: &'a Parts, in_body: &'a [u8]) -> &'a [u8] {
 #[derive(Clone, Copy)]
 pub enum Serving<'a> {
     Every,
-    /// Those that list it.
+    /// The workers that list it.
     Listing(&'a [u8]),
-    /// No worker lists it: those without a known list.
+    /// The workers without a known list, because none lists it.
     Unknown,
 }
 

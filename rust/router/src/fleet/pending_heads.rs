@@ -1,5 +1,5 @@
-//! Requests that wait for their answer to begin. Instead of a timer for each, a lane looks over its own once a tick:
-//! some have waited too long, and the worker of some hangs.
+//! Requests that wait for their answer to begin. Instead of a timer for each, a lane checks its own once a tick and
+//! ends a wait if its time is over or its worker hangs.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -9,9 +9,9 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 use hyper::Response;
-use hyper::header::CONTENT_TYPE;
 
 use crate::base::clock::{self, LaneClock, Tick};
+use crate::base::headers::has_media_type;
 use crate::base::route::Route;
 use crate::fleet::hung::{Patience, PendingHead};
 use crate::fleet::wait_history::RequestKind;
@@ -26,12 +26,11 @@ pub enum GaveUp {
     Hung,
 }
 
-/// What decides how long a request may wait.
+/// How long a request may wait, and why it may be sent elsewhere.
 pub struct Asked<'a> {
     pub route: Route,
-    /// None if it cannot be sent again: then it waits until its time is over.
+    /// None if it cannot be sent again: then it waits until its deadline.
     pub body: Option<&'a Bytes>,
-    /// When its time is over.
     pub deadline: Tick,
 }
 
@@ -42,7 +41,7 @@ struct Entry {
     waker: Waker,
 }
 
-/// A lane's requests that wait.
+/// A lane's waiting requests.
 #[derive(Default)]
 pub struct PendingHeads {
     entries: RefCell<Vec<Option<Entry>>>,
@@ -50,8 +49,8 @@ pub struct PendingHeads {
 }
 
 impl PendingHeads {
-    /// Waits for the head of an answer, until its time is over or the worker hangs and `may_move` says that another
-    /// one could have the request.
+    /// Waits for the head of an answer, until the deadline, or until the worker hangs and `may_move` says that another
+    /// worker could have the request.
     pub async fn head<B, E>(
         &self,
         worker: &Worker,
@@ -81,7 +80,8 @@ impl PendingHeads {
             let now = clock::now();
             worker.flags.heard_from(now);
             if let Some(body) = asked.body {
-                let kind = RequestKind::new(asked.route, is_stream(response), body.len());
+                let is_stream = has_media_type(response.headers(), "text/event-stream");
+                let kind = RequestKind::new(asked.route, is_stream, body.len());
                 worker.wait_history.record(kind, now, now - since);
             }
         }
@@ -119,7 +119,7 @@ impl PendingHeads {
         }
     }
 
-    /// Looks over all that wait, once a tick.
+    /// Checks all waiting requests, once a tick.
     pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, look: LaneClock) {
         for entry in self.entries.borrow_mut().iter_mut().flatten() {
             entry.wait.since = look.excusing(entry.wait.since);
@@ -138,12 +138,7 @@ impl PendingHeads {
     }
 }
 
-fn is_stream<B>(response: &Response<B>) -> bool {
-    let content_type = response.headers().get(CONTENT_TYPE);
-    content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
-}
-
-/// An entry for as long as the request waits.
+/// Keeps a request's entry for as long as it waits.
 struct Registration<'a> {
     pending: &'a PendingHeads,
     index: usize,

@@ -1,22 +1,22 @@
-//! Indices into tables that have an entry for each worker. The lowest that is free is taken, so tables stay as short
-//! as there are workers at a time, however many come and go.
+//! Hands out indices into tables that have an entry for each worker. The lowest free index is taken, so that tables
+//! stay as short as the number of workers at a time, however many come and go.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 
-/// Of the whole process.
+/// The slots of the whole process.
 static SLOTS: Mutex<Free> = Mutex::new(Free {
     below: 0,
     free: BTreeSet::new(),
 });
 
 struct Free {
-    /// Slots that were ever taken, and those of them that are free again.
+    /// All slots below this one were taken at some time; `free` holds those that are free again.
     below: u32,
     free: BTreeSet<u32>,
 }
 
-/// A slot for as long as it lives.
+/// Keeps a slot taken for as long as it lives.
 #[derive(Debug)]
 pub struct Slot(u32);
 

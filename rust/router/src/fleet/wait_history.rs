@@ -1,5 +1,5 @@
-//! How long requests of each kind have waited at a worker for their first byte, by which a slow answer is told from
-//! a worker that hangs.
+//! Remembers how long requests of each kind have waited for a worker's first byte. This tells a slow answer from a
+//! worker that hangs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -9,8 +9,8 @@ use crate::base::route::Route;
 const SIZES: usize = 4;
 const KINDS: usize = Route::COUNT * 2 * SIZES;
 
-/// Requests of one kind take about equally long to a first byte: they have the same route, are both
-/// streamed or both not, and have bodies of about the same size.
+/// Requests of one kind wait about equally long for a first byte: they have the same route, are all streamed or all
+/// not, and have bodies of about the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestKind(usize);
 
@@ -23,13 +23,13 @@ impl RequestKind {
         RequestKind((route.index() * 2 + usize::from(is_streamed)) * SIZES + size)
     }
 
-    /// The kinds that take at least as long: this one, and the same with larger bodies.
+    /// The kinds that take at least as long: this one, and those with larger bodies.
     fn and_larger(self) -> std::ops::Range<usize> {
         self.0..(self.0 / SIZES + 1) * SIZES
     }
 }
 
-/// For each kind, the tick of the last first byte (high half), and the longest wait for one of late.
+/// For each kind, the tick of the last first byte (high half) and the longest recent wait for one (low half).
 #[derive(Debug)]
 pub struct WaitHistory([AtomicU64; KINDS]);
 
@@ -67,8 +67,7 @@ impl WaitHistory {
         }
     }
 
-    /// The last time that a request of this kind or a larger one got its first byte, and the longest wait
-    /// for one.
+    /// The tick at which a request of this kind or a larger one last got its first byte, and the longest wait for one.
     pub fn of(&self, kind: RequestKind) -> (Tick, Tick) {
         self.0[kind.and_larger()]
             .iter()
@@ -79,7 +78,7 @@ impl WaitHistory {
     }
 }
 
-/// Whether a body asks for its answer as a stream, as far as can be told without parsing it.
+/// Whether a body asks for a stream, as far as can be told without parsing it.
 pub fn asks_for_stream(body: &[u8]) -> bool {
     memchr::memmem::find_iter(body, br#""stream""#).any(|at| {
         let rest = body[at + 8..].trim_ascii_start();

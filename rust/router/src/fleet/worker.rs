@@ -1,4 +1,4 @@
-//! The workers, which are the servers behind the router, and the fleet that they make up.
+//! A worker, which is a server behind the router, and the fleet of all workers.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -18,13 +18,13 @@ use crate::upstream::worker_url::WorkerUrl;
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
+/// The limit for a worker that is known to be down: no request should wait long to find out that it still is.
 const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
 
-/// One server. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
+/// One server. Counters are relaxed atomics: each is right by itself, but several are no snapshot.
 pub struct Worker {
-    /// Grows with every worker ever made, which is when it joins a fleet: so a fleet in its order is sorted
-    /// by it, and a worker that comes back is another one.
+    /// Each new worker gets a higher id when it joins a fleet. So a fleet is sorted by id, and a worker that comes
+    /// back is another one.
     pub id: u32,
     slot: Slot,
     /// `http://host:port` or `https://host:port`, as shown to users.
@@ -33,14 +33,13 @@ pub struct Worker {
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
     pub endpoint: Endpoint,
-    /// What it is shown for a key.
     pub authorization: Authorization,
     pub flags: HealthFlags,
     pub wait_history: WaitHistory,
     draining: AtomicBool,
     /// Sorted names of the models it serves; None if they are not known.
     models: ArcSwapOption<Vec<String>>,
-    /// Names of the routers that requests to it may meet; empty if it is no router.
+    /// Names of the routers that a request to it may pass; empty if it is no router.
     pub routers: ArcSwap<Vec<String>>,
     load: AtomicUsize,
     pub requests: AtomicU64,
@@ -49,13 +48,13 @@ pub struct Worker {
     pub ttfb: Histogram,
 }
 
-/// The `Authorization` of what a worker is asked.
+/// The `Authorization` that a worker is shown.
 pub enum Authorization {
-    /// That of requests to any worker of the configuration.
+    /// The one for all workers of the configuration.
     OfFleet,
     /// A key of its own.
     Own(HeaderValue),
-    /// None: it is not one of those that the fleet's key is for.
+    /// None: the fleet's key is not for this worker.
     Nothing,
 }
 
@@ -85,8 +84,7 @@ impl Worker {
         }
     }
 
-    /// Its index in tables of workers. No other worker has it as long as anything, such as a request, holds this
-    /// one.
+    /// Its index in tables of workers. No other worker gets it as long as anything, such as a request, holds this one.
     pub fn slot(&self) -> u32 {
         self.slot.index()
     }
@@ -95,7 +93,7 @@ impl Worker {
         self.flags.health()
     }
 
-    /// Its name for clients: its URL if they may see that, or its id.
+    /// Its name for clients: its URL if they may see that, otherwise its id.
     pub fn name(&self, sees_urls: bool) -> String {
         match sees_urls {
             true => self.url.clone(),
@@ -103,7 +101,7 @@ impl Worker {
         }
     }
 
-    /// Has a request for it show it no other key than its own.
+    /// Puts the worker's own key into a request's headers, or removes the key if the worker may see none.
     pub fn authorize(&self, headers: &mut HeaderMap) {
         match &self.authorization {
             Authorization::OfFleet => {}
@@ -129,7 +127,7 @@ impl Worker {
         self.models.store(models.map(Arc::new));
     }
 
-    /// Whether both may serve a model, so that what one does can be expected of the other.
+    /// Whether both may serve the same model, so that one can be measured by the other.
     pub fn is_like(&self, other: &Worker) -> bool {
         match (self.models(), other.models()) {
             (Some(mine), Some(others)) => mine.iter().any(|model| others.contains(model)),
@@ -137,7 +135,7 @@ impl Worker {
         }
     }
 
-    /// Whether a model is in its list, if there is one. `base:adapter` is where `base` is.
+    /// Whether a model is in its list; None if it has no list. `base:adapter` counts as `base`.
     pub fn lists(&self, model: &[u8]) -> Option<bool> {
         let models = self.models.load();
         let models = models.as_ref()?;
@@ -158,7 +156,7 @@ impl Worker {
         }
     }
 
-    /// What policies know of it.
+    /// What a policy is told of it.
     pub fn candidate(&self) -> Candidate {
         Candidate {
             slot: self.slot(),
@@ -173,7 +171,7 @@ impl Worker {
     }
 }
 
-/// Counts one request as in flight for as long as it lives.
+/// Counts one request as in flight at a worker for as long as it lives.
 pub struct LoadGuard(Arc<Worker>);
 
 impl LoadGuard {
@@ -193,25 +191,25 @@ impl Drop for LoadGuard {
     }
 }
 
-/// The set of workers: read on every request without a lock, replaced whole on a change.
+/// The list of workers: every request reads it without a lock, a change replaces it.
 pub struct Fleet {
     workers: ArcSwap<Vec<Arc<Worker>>>,
     changing: Mutex<()>,
-    /// Told of every worker added; one listener.
+    /// Notified of every added worker; there is one listener.
     pub added: Notify,
     on_change: Box<dyn Fn(Change<'_>) + Send + Sync>,
 }
 
-/// What has become of the fleet.
+/// A change of the fleet.
 pub enum Change<'a> {
     /// A worker is new.
     Added(&'a Worker),
-    /// One was taken out; these are left.
+    /// A worker was removed; these are left.
     Removed(&'a [Arc<Worker>]),
 }
 
 impl Fleet {
-    /// `on_change` is told of every change after the start, on the thread that makes it.
+    /// `on_change` is called for every change after the start, on the thread that makes it.
     pub fn new(
         urls: Vec<WorkerUrl>,
         on_change: impl Fn(Change<'_>) + Send + Sync + 'static,
@@ -241,7 +239,7 @@ impl Fleet {
         self.read().iter().find(|worker| worker.url == url).cloned()
     }
 
-    /// Adds a worker, or returns the one of that URL to service. The bool says whether it is new.
+    /// Adds a worker, or returns the worker of that URL to service. The bool says whether it is new.
     pub fn add(&self, url: WorkerUrl, authorization: Authorization) -> (Arc<Worker>, bool) {
         let changing = self.changing.lock().unwrap();
         if let Some(known) = self.find(url.as_str()) {
@@ -258,7 +256,7 @@ impl Fleet {
         (worker, true)
     }
 
-    /// Takes a worker out, if it is there; requests it is serving go on to their end.
+    /// Removes a worker, if it is there; the requests that it is serving go on to their end.
     pub fn remove(&self, worker: &Worker) -> bool {
         let changing = self.changing.lock().unwrap();
         let workers = self.read();

@@ -1,17 +1,17 @@
-//! AccessKeys: which clients are let in, and what the router shows to workers.
+//! Checks the keys of clients and administrators, and holds the key that workers are shown.
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderValue};
 use ring::hmac;
 use subtle::ConstantTimeEq;
 
-/// What an owner's word is made with if workers have no key: they see the client's own then.
+/// The secret for owners' words if workers have no key. Workers then see the client's own key anyway.
 const OWNER_LABEL: &[u8] = b"sglang-omni-owner";
 
 pub struct AccessKeys {
-    /// Any of them opens; without one every client is let in.
+    /// A client must show one of them; if there are none, every client is admitted.
     clients: Vec<ClientKey>,
-    /// Opens what administers the router, and nothing else.
+    /// The key for administration, and for nothing else.
     admin: Option<String>,
     /// The `Authorization` that workers see instead of the client's.
     pub worker: Option<HeaderValue>,
@@ -23,8 +23,7 @@ struct ClientKey {
 }
 
 impl AccessKeys {
-    /// Takes the clients' keys, the administrator's, and the one that workers are shown, with the header that
-    /// shows it.
+    /// Takes the clients' keys, the administrator's, and the key that workers are shown, with its header.
     pub fn new(
         clients: Vec<String>,
         admin: Option<String>,
@@ -45,12 +44,12 @@ impl AccessKeys {
         }
     }
 
-    /// Whether a client has to show a key.
+    /// Whether a client must show a key.
     pub fn are_needed(&self) -> bool {
         !self.clients.is_empty()
     }
 
-    /// The owner's word of the client key that these headers show, if it is one. The time this takes tells
+    /// The owner's word for the client key in these headers, if it is one of the keys. The time that this takes reveals
     /// nothing about the keys but their lengths.
     pub fn owner(&self, headers: &HeaderMap) -> Option<&HeaderValue> {
         let shown = headers.get(AUTHORIZATION).and_then(token)?;
@@ -86,7 +85,7 @@ fn owner(secret: &hmac::Key, key: &str) -> HeaderValue {
     HeaderValue::try_from(word).expect("hexadecimal digits are visible")
 }
 
-/// The token after `Bearer` in any case.
+/// The token after `Bearer`, which may be in any case.
 fn token(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, rest) = value.as_bytes().split_at_checked(7)?;
     scheme

@@ -1,5 +1,5 @@
-//! The client's side of a connection: notes what moves on it, and gives OpenAI's shape to the refusals that
-//! hyper writes by itself.
+//! A client's connection as hyper reads and writes it: notes what moves on it, and gives hyper's own error answers
+//! OpenAI's form.
 
 use std::io;
 use std::pin::Pin;
@@ -35,7 +35,7 @@ fn refusal(reason: Reason, message: &str) -> String {
     )
 }
 
-/// The same refusal with a body, if these bytes are hyper's answer to a head it could not parse.
+/// The same refusal with a body, if these bytes are hyper's answer to a head that it could not parse.
 fn with_body(head: &[u8]) -> Option<String> {
     let code = head
         .strip_prefix(b"HTTP/1.1 4")
@@ -63,8 +63,8 @@ impl AsyncRead for ClientIo {
         if buf.filled().len() > before {
             match self.client.phase() {
                 Phase::Idle => self.client.enters(Phase::Head),
-                // A head must come whole in its time, however many bytes of it have come. A body is counted where it
-                // is read.
+                // A head must be complete in its time, however many bytes of it have come. The reader of a body counts
+                // its bytes.
                 Phase::Head | Phase::Body | Phase::Busy | Phase::Blocked | Phase::Answer => {}
             }
         }
@@ -86,12 +86,12 @@ impl AsyncWrite for ClientIo {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        // No request reached the router in this phase, so what is written can only be hyper's own.
+        // In this phase the router has no request, so only hyper itself can be writing.
         if self.client.phase() == Phase::Head
             && let [buf] = bufs
             && let Some(refusal) = with_body(buf)
         {
-            // The first write into an empty send buffer: a few hundred bytes always fit.
+            // This is the first write into an empty send buffer, where a few hundred bytes always fit.
             let written = Pin::new(&mut self.stream).poll_write(cx, refusal.as_bytes());
             return written.map_ok(|_| buf.len());
         }
@@ -121,7 +121,7 @@ impl AsyncWrite for ClientIo {
 impl Drop for ClientIo {
     fn drop(&mut self) {
         if self.client.is_cut() {
-            // It fails only for a socket that is closed already.
+            // It fails only if the socket is closed already.
             let _ = SockRef::from(self.stream.socket()).set_linger(Some(Duration::ZERO));
         }
         if self.client.phase() == Phase::Head && self.client.is_late() {
@@ -129,7 +129,7 @@ impl Drop for ClientIo {
                 Reason::RequestTimeout,
                 "the request's headers did not arrive in time",
             );
-            // If the client does not take even this, there is nothing left to do.
+            // If the client does not take even this, nothing is left to do.
             let mut cx = Context::from_waker(Waker::noop());
             let _ = Pin::new(&mut self.stream).poll_write(&mut cx, text.as_bytes());
         }

@@ -1,4 +1,4 @@
-//! The open connections of a lane, which are looked over once a tick, so that none needs a timer of its own.
+//! The open client connections of a lane. They are checked once a tick, so that none needs a timer of its own.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -14,12 +14,12 @@ pub struct ClientLimits {
     head: Tick,
     idle: Tick,
     stall: Tick,
-    /// None where a worker may be silent for ever.
+    /// None if a worker may be silent for ever.
     answer: Option<Tick>,
 }
 
 impl ClientLimits {
-    /// A limit of zero for `answer` is none.
+    /// Zero for `answer` means no limit.
     pub fn new(head: Duration, idle: Duration, stall: Duration, answer: Duration) -> Self {
         ClientLimits {
             head: clock::ticks(head),
@@ -40,7 +40,7 @@ impl ClientLimits {
     }
 }
 
-/// The open connections of a lane, so that none needs a timer of its own.
+/// The open client connections of a lane.
 #[derive(Default)]
 pub struct Clients {
     open: RefCell<HashMap<u64, Arc<Client>>>,
@@ -62,7 +62,7 @@ impl Clients {
         }
     }
 
-    /// Wakes those that are late by now.
+    /// Wakes the connections that are late by now.
     pub fn look_over(&self, look: LaneClock, limits: &ClientLimits) {
         for client in self.open.borrow().values() {
             client.look_over(look, limits.of(client.phase()));
@@ -78,7 +78,7 @@ impl Clients {
         self.are_leaving.get()
     }
 
-    /// Has every connection end after the answer that is on its way, and so the idle ones now.
+    /// Has every connection end after the answer that is on its way. Idle connections end now.
     pub fn dismiss(&self) {
         if self.are_dismissed.replace(true) {
             return;
@@ -93,7 +93,7 @@ impl Clients {
     }
 }
 
-/// A connection's place among the lane's, for as long as it is open.
+/// Keeps a connection in the lane's list for as long as it is open.
 pub struct ClientGuard {
     clients: Rc<Clients>,
     number: u64,

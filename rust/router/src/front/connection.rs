@@ -1,4 +1,4 @@
-//! A lane's clients: connections are accepted, and the requests on them answered.
+//! Accepts a lane's client connections and answers the requests on them.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -46,24 +46,24 @@ use crate::upstream::pool::SWEEP_INTERVAL;
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-/// What the router passes on; there may be others that a worker knows.
+/// The methods in `Allow`; a worker may know others.
 const METHODS: HeaderValue =
     HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
 
-/// A shutdown closes idle connections after this long: a request that was on its way to one is answered, and
-/// the answer says that it is the last.
+/// A shutdown closes idle connections after this long: a request that is already on its way is still answered, and the
+/// answer says that it is the last.
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
 
 /// The clients' side of the router, as all lanes share it.
 pub struct Front {
     pub gate: Gate,
     pub admin: Admin,
-    /// What client connections are secured with, if they are.
+    /// TLS for clients, if they must use it.
     pub tls: Option<Arc<Tls>>,
     pub limits: ClientLimits,
     /// How long a TLS handshake may take.
     pub handshake_timeout: Duration,
-    /// How long what is in flight may take once a drain was asked for.
+    /// How long requests in flight may take once a drain was asked for.
     pub drain_timeout: Duration,
     pub stopping: watch::Receiver<Stopping>,
 }
@@ -76,7 +76,7 @@ struct Acceptor {
     request_ids: RefCell<RequestIds>,
 }
 
-/// One lane from its start to its end.
+/// Runs one lane from its start to its end.
 pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
     let acceptor = Rc::new(Acceptor {
         front: front.clone(),
@@ -127,10 +127,10 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
     }
 }
 
-/// What the system had taken from clients by now, which would be reset with the listener. It closes in the
-/// end.
+/// The connections that the kernel has accepted and the router has not; closing the listener would reset them. The
+/// listener is closed at the end.
 fn backlog(listener: TcpListener) -> impl Iterator<Item = (TcpStream, SocketAddr)> {
-    // The system is asked: what the runtime knows is as old as its last look.
+    // This asks the kernel: the runtime's knowledge is as old as its last look.
     let listener = listener.into_std().ok();
     let accept = move || listener.as_ref()?.accept().ok();
     iter::from_fn(accept)
@@ -142,7 +142,7 @@ fn backlog(listener: TcpListener) -> impl Iterator<Item = (TcpStream, SocketAddr
 }
 
 fn admit(acceptor: &Rc<Acceptor>, stream: TcpStream, peer: SocketAddr) {
-    // It is open from now on, not from when its task first runs: the lane's end waits for it.
+    // The connection counts as open before its task first runs, since the lane's end waits for open ones.
     let open = Open::new(acceptor.lane.clone());
     tokio::task::spawn_local(connection(acceptor.clone(), open, stream, peer));
 }
@@ -166,25 +166,25 @@ async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer
     let mut is_leaving = false;
     poll_fn(|cx| {
         client.is_driven_by(cx.waker());
-        // A client that is late with a body is told so by what reads the body.
+        // If a client is late with a body, the reader of the body tells it so.
         if client.is_late() && !matches!(client.phase(), Phase::Body | Phase::Answer) {
             return Poll::Ready(());
         }
         if acceptor.clients.are_dismissed() && !is_leaving {
             is_leaving = true;
-            // What has come by now is read first, and so still answered.
+            // What has arrived by now is read first, and so still answered.
             if http.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
             http.as_mut().graceful_shutdown();
         }
-        // Errors are the client's: it left, or sent what is not HTTP and was told so.
+        // Errors are the client's: it left, or sent something that is not HTTP and was told so.
         http.as_mut().poll(cx).map(drop)
     })
     .await;
 }
 
-/// The connection with TLS on it, if clients must use that. The handshake has a time limit.
+/// The connection, with TLS if clients must use it; None if the handshake failed or took too long.
 async fn secured(acceptor: &Acceptor, stream: TcpStream) -> Option<Stream> {
     let Acceptor { front, lane, .. } = acceptor;
     let Some(tls) = &front.tls else {
@@ -204,7 +204,7 @@ async fn secured(acceptor: &Acceptor, stream: TcpStream) -> Option<Stream> {
     None
 }
 
-/// Ends when a client that has not asked for anything is waited for no longer.
+/// Ends when a shutdown no longer waits for clients that have not sent a request.
 async fn last_call(stopping: &mut watch::Receiver<Stopping>) {
     let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
     sleep(LAST_REQUESTS).await;
@@ -265,7 +265,7 @@ async fn route(
         Method::CONNECT => {
             return not_forwarded("CONNECT: this is a router, not a forward proxy");
         }
-        // Its answer would show what was added to the request on the way, keys among it.
+        // The answer would show headers that were added on the way, keys among them.
         Method::TRACE => return not_forwarded("TRACE: this router shows no request"),
         _ => {}
     }
@@ -296,7 +296,7 @@ async fn route(
     if let Err(refusal) = lane.proxy.in_flight.has_room() {
         return refusal.reply(request);
     }
-    // With a body it is a request first; its offer to upgrade may be ignored.
+    // If the request has a body, its offer to upgrade is ignored, as it may be.
     if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {
         return proxy::upgrade::forward(lane, record, request).await;
     }

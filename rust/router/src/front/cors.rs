@@ -1,4 +1,4 @@
-//! Pages of other origins: which of them a browser lets read the router's answers.
+//! CORS: tells browsers which web pages of other origins may read the router's answers.
 
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -10,7 +10,7 @@ use hyper::{HeaderMap, Method, Request, StatusCode};
 use crate::base::config_error::ConfigError;
 use crate::proxy::reply::{self, Reply};
 
-/// Seconds for which a browser remembers what it was allowed; the longest that any takes.
+/// Seconds for which a browser remembers the permission; the longest that any browser accepts.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("86400");
 
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl Cors {
         Ok(cors)
     }
 
-    /// The origin of the page that asks, if it is an allowed one.
+    /// The origin of the page that asks, if it is allowed.
     pub fn origin(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         if !self.any && self.origins.is_empty() {
             return None;
@@ -50,7 +50,7 @@ impl Cors {
     }
 }
 
-/// The answer to a browser that asks, without a key, whether it may ask. `None` for any other request.
+/// The answer to a browser's question, which carries no key, whether it may send a request; None for other requests.
 pub fn preflight<B>(request: &Request<B>) -> Option<Reply> {
     let headers = request.headers();
     let method = headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;
@@ -68,15 +68,15 @@ pub fn preflight<B>(request: &Request<B>) -> Option<Reply> {
     Some(reply)
 }
 
-/// Lets pages of the origin read the answer. What a worker said about that does not count: it knows
-/// neither the router's address nor its pages.
+/// Lets pages of the origin read the answer. A worker's own CORS headers are replaced: it knows neither the router's
+/// address nor its pages.
 pub fn allow(origin: HeaderValue, reply: &mut Reply) {
     const EXPOSED: HeaderValue = HeaderValue::from_static("*");
     let headers = reply.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     headers.append(VARY, HeaderValue::from_name(ORIGIN));
-    // A page may not send cookies along; keys go into a header.
+    // A page may not send cookies along: keys go into a header.
     headers.remove(HeaderName::from_static("access-control-allow-credentials"));
 }
 

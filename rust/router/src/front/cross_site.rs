@@ -1,5 +1,5 @@
-//! Requests that a web page makes its visitor's browser send. A page can reach whatever the browser can, a
-//! router on the visitor's own machine too, and needs no leave for a plain POST; browsers say where such a
+//! Recognises requests that a web page makes its visitor's browser send. A page can reach all that the browser can,
+//! even a router on the visitor's own machine, and needs no permission for a plain POST. Browsers say where such a
 //! request comes from.
 
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::front::cors::Cors;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Whether a page of another origin sent it, and none of those that may read answers.
+/// Whether a page of another origin sent the request, and not one of those that may read answers.
 pub fn is_foreign(headers: &HeaderMap, cors: &Cors) -> bool {
     let Some(origin) = headers.get(ORIGIN) else {
         return headers
@@ -22,7 +22,7 @@ pub fn is_foreign(headers: &HeaderMap, cors: &Cors) -> bool {
     !is_own(origin, headers) && cors.origin(headers).is_none()
 }
 
-/// Whether a page of another origin sent it, whichever that is.
+/// Whether a page of any other origin sent the request.
 pub fn is_of_another_origin(headers: &HeaderMap) -> bool {
     let is_other = |site: &HeaderValue| site == "cross-site" || site == "same-site";
     headers
@@ -31,8 +31,8 @@ pub fn is_of_another_origin(headers: &HeaderMap) -> bool {
         || headers.get(FETCH_SITE).is_some_and(is_other)
 }
 
-/// Whether the origin is the host that the request was sent to. Its scheme is not compared: TLS may end
-/// before this router.
+/// Whether the origin is the host that the request was sent to. The scheme is not compared: TLS may end before this
+/// router.
 fn is_own(origin: &HeaderValue, headers: &HeaderMap) -> bool {
     let authority = origin
         .to_str()
@@ -42,11 +42,11 @@ fn is_own(origin: &HeaderValue, headers: &HeaderMap) -> bool {
     matches!((authority, host), (Some((_, own)), Some(host)) if host.eq_ignore_ascii_case(own.as_bytes()))
 }
 
-/// Whether the request names this router by an address or by one of its `own` names; `*` is any. A page whose
-/// name was made to lead here is of the same origin to its browser, but its name is in `Host`.
+/// Whether `Host` is an address or one of the router's `own` names; `*` allows any. If a page's own name was made to
+/// resolve to this router, its browser sees the same origin, but `Host` has the page's name.
 pub fn names_this_router(headers: &HeaderMap, own: &[String]) -> bool {
     let Some(host) = headers.get(HOST) else {
-        return true; // Of HTTP/1.0, which no browser speaks.
+        return true; // The request is HTTP/1.0, which no browser speaks.
     };
     let Ok(authority) = Authority::try_from(host.as_bytes()) else {
         return false;

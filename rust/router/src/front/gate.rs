@@ -1,4 +1,4 @@
-//! What every request passes before anything else looks at it: it gets its id and shows its key.
+//! The first checks of every request: it gets its id and must show its key.
 
 use std::cell::RefCell;
 
@@ -17,21 +17,21 @@ use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{Reason, Refusal};
 use crate::upstream::forwarding;
 
-/// Open to everyone: what probes and scrapers ask for, which have no key.
+/// Paths that need no key: probes and scrapers, which have none, ask for them.
 const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];
 
 pub struct Gate {
     pub keys: AccessKeys,
     pub cors: Cors,
-    /// Names by which the router may be administered, beside its addresses.
+    /// Host names under which the router may be administered, beside its addresses.
     pub own_names: Vec<String>,
-    /// Whether every client is told where workers are.
+    /// Whether every client is told the workers' URLs.
     pub shows_urls: bool,
-    /// Where a client may name its request, beside `x-request-id`.
+    /// Headers that may hold a request's id, beside `x-request-id`.
     pub id_headers: Vec<HeaderName>,
 }
 
-/// Reads the names of headers in which clients may name their requests.
+/// Parses the names of headers that may hold a request's id.
 pub fn id_headers(names: &[String]) -> Result<Vec<HeaderName>, ConfigError> {
     let header = |name: &String| {
         let wrong = || format!("request_id_headers: {name:?} is not a header's name");
@@ -40,8 +40,7 @@ pub fn id_headers(names: &[String]) -> Result<Vec<HeaderName>, ConfigError> {
     names.iter().map(header).collect()
 }
 
-/// The request's id: the client's, or one that it is given here. Workers and the router's own endpoints
-/// find it under `x-request-id`.
+/// The request's id: the client's, or a new one. It is put into the request as `x-request-id`.
 pub fn identify(
     gate: &Gate,
     ids: &RefCell<RequestIds>,
@@ -72,7 +71,7 @@ pub fn identify(
     }
 }
 
-/// Puts the value in the place of all that are there.
+/// Sets the value in place of all present ones.
 fn insert(entry: Entry<'_, HeaderValue>, value: &HeaderValue) {
     match entry {
         Entry::Occupied(mut entry) => drop(entry.insert(value.clone())),
@@ -80,7 +79,7 @@ fn insert(entry: Entry<'_, HeaderValue>, value: &HeaderValue) {
     }
 }
 
-/// Lets a request with the right key in. It then carries the workers' key, and the word for its owner.
+/// Admits a request with the right key and puts the workers' key and the owner's word into it.
 pub fn authenticate(
     gate: &Gate,
     record: &mut RequestRecord,
@@ -108,7 +107,7 @@ pub fn authenticate(
     if let Some(key) = &keys.worker {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
     } else if is_admin && keys.owner(request.headers()).is_none() {
-        // No worker may know it.
+        // No worker may see the admin key.
         request.headers_mut().remove(AUTHORIZATION);
     }
     Ok(())
@@ -124,8 +123,8 @@ fn no_key(request: &Request<Incoming>) -> Refusal {
     )
 }
 
-/// Whether more may come of a request than an answer that a page of another origin cannot read. A browser
-/// lets a page of any origin open a WebSocket, and read it.
+/// Whether a request of a foreign page may do harm: it changes something, or opens a WebSocket, which a browser lets
+/// pages of any origin do and read.
 fn may_act(request: &Request<Incoming>) -> bool {
     !matches!(
         *request.method(),

@@ -1,4 +1,4 @@
-//! Ports to listen on, and descriptors for the clients that connect.
+//! Opens ports to listen on, and raises the limit of open descriptors.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -8,13 +8,13 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::base::stream::KEEPALIVE;
 
-/// What the system takes for a time-out at most: milliseconds in 32 bits.
+/// A bound for time-outs: the kernel takes them as milliseconds in 32 bits.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// Connections that the system takes ahead of the router, for each lane.
+/// Connections that the kernel accepts ahead of the router, for each lane.
 pub const BACKLOG: usize = 4096;
 
-/// Raises the limit on open descriptors to what the system allows: each request in flight takes two.
+/// Raises the limit of open descriptors to what the system allows: each request in flight takes two.
 pub fn allow_descriptors() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -29,18 +29,18 @@ pub fn allow_descriptors() {
     }
 }
 
-/// What a client's system may leave unacknowledged for longer than a client may take nothing.
+/// How much longer than `stall` a client's host may leave data unacknowledged.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 
-/// One listener a lane on the same port; the kernel spreads connections over them. Accepted connections take
-/// over what is set here: a client's host that vanished without a word is noticed, as a worker's is. `stall` is
-/// how long a client may take nothing of what it is sent.
+/// Opens one listener for each lane on the same port; the kernel spreads connections over them. Accepted connections
+/// inherit these options, so that the router notices a client's host that vanished silently, as it does a worker's.
+/// `stall` is how long a client may read nothing.
 pub fn bind(host: &str, port: u16, lanes: usize, stall: Duration) -> io::Result<Vec<TcpListener>> {
     let addr = (host, port)
         .to_socket_addrs()?
         .next()
         .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
-    // A shared port would be shared with another router too, silently. This one is not shared and fails.
+    // Another router could silently share the port. So it is first bound exclusively, which then fails.
     let exclusive = socket(addr)?;
     exclusive.bind(&addr.into())?;
     exclusive.listen(1)?;

@@ -1,7 +1,7 @@
-//! The clients' side: from a port to a request that was let in.
+//! The clients' side: accepts connections and admits their requests.
 //!
-//! - A lane has a port that [`listen`] opened. A [`connection`] is accepted there, perhaps under [`tls`].
-//! - [`clients`] are the open connections, with their time limits; [`client_io`] is what moves on one.
+//! - [`listen`] opens the port. A [`connection`] is accepted there, perhaps with [`tls`].
+//! - [`clients`] are the open connections with their time limits; [`client_io`] reads and writes one.
 //! - Each request passes the [`gate`], which asks [`auth`], [`access`], [`cors`] and [`cross_site`], and goes on
 //!   from `connection::route`.
 

@@ -1,4 +1,4 @@
-//! TLS towards clients: the certificate and its reload.
+//! TLS for clients: the router's certificate and its reload.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::base::certificates::{certificates, unreadable};
 use crate::base::config_error::ConfigError;
 use crate::base::stream::Stream;
 
-/// The router's certificate and key, as they are in their files now or were when these could last be read.
+/// The router's certificate and key, as last read from their files.
 pub struct Tls {
     cert_path: PathBuf,
     key_path: PathBuf,
@@ -49,14 +49,14 @@ impl Tls {
         }))
     }
 
-    /// Reads the files again. On an error new connections go on with what was read before.
+    /// Reads the files again. On an error the previous certificate stays.
     fn reload(&self) -> Result<(), ConfigError> {
         let config = server_config(&self.cert_path, &self.key_path)?;
         self.current.store(config);
         Ok(())
     }
 
-    /// Makes a connection out of one that was just accepted.
+    /// Sets up TLS on a connection that was just accepted.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
         let acceptor = TlsAcceptor::from(self.current.load_full());
         let stream = acceptor.accept(stream).await?;

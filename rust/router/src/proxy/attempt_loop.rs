@@ -1,4 +1,4 @@
-//! The loop of attempts: a request goes to one worker after another until one answers or none may have it.
+//! The loop of attempts: sends a request to one worker after another until one answers or no other may have it.
 
 use std::io;
 use std::rc::Rc;
@@ -21,9 +21,9 @@ use crate::proxy::reply::{self, Reason, Reply};
 use crate::upstream::connection::{Begun, Upstream, is_exhaustion};
 use crate::upstream::forwarding;
 
-/// What became of one attempt.
+/// The outcome of one attempt.
 pub enum Outcome {
-    /// With the connection that the answer is on, unless something else drives that.
+    /// With the connection that carries the answer, unless something else drives that.
     Answered(Response<Begun>, Option<Box<Upstream>>),
     /// Nothing reached the worker.
     NoConnection(io::Error),
@@ -38,28 +38,28 @@ pub trait Attempt {
     /// Sends it to the worker and waits for the answer to begin.
     async fn send(&mut self, worker: &Worker, attempts: &mut Attempts<'_>) -> Outcome;
 
-    /// Whether all of it is at hand, to be sent again.
+    /// Whether all of it is at hand, so that it can be sent again.
     fn is_whole(&self) -> bool {
         true
     }
 
-    /// The answer to a client that is itself to blame for a connection that ended.
+    /// The answer to the client if the client itself caused the connection to end.
     fn fault(&self) -> Option<Reply> {
         None
     }
 }
 
-/// A worker's answer that the client gets.
+/// A worker's answer on its way to the client.
 pub struct WorkerAnswer {
     pub response: Response<Begun>,
     pub worker: Arc<Worker>,
     pub load: LoadGuard,
     upstream: Option<Box<Upstream>>,
-    /// There if the answer may say what the worker had cached.
+    /// Present if the answer may say how much the worker had cached.
     receipt: Option<Receipt>,
 }
 
-/// Returns a worker's answer, or the router's own if there is none. `text` is searched for the routing key.
+/// Returns a worker's answer, or the router's own if no worker gave one. `text` is searched for the routing key.
 pub async fn run(
     lane: &Lane,
     record: &mut RequestRecord,
@@ -112,7 +112,7 @@ pub async fn run(
 }
 
 impl WorkerAnswer {
-    /// The answer as the client gets it.
+    /// The answer in the form for the client.
     pub fn into_reply(self, lane: &Rc<Lane>, sees_urls: bool) -> Reply {
         let WorkerAnswer {
             response, worker, ..
@@ -138,7 +138,7 @@ impl WorkerAnswer {
     }
 }
 
-/// What a worker is called in `headers::WORKER`.
+/// A worker's name for `headers::WORKER`.
 pub fn name_header(worker: &Worker, sees_urls: bool) -> HeaderValue {
     match sees_urls {
         true => worker.url_header.clone(),

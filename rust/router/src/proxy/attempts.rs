@@ -1,16 +1,17 @@
-//! One request's attempts: what follows from the outcome of each, and whether another worker may be asked.
+//! One request's attempts: draws the consequences of each outcome and decides whether another worker may be asked.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use hyper::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use hyper::header::{HeaderMap, RETRY_AFTER};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use sglang_omni_policy::{Claim, Receipt};
 
 use crate::base::clock::{self, Tick};
+use crate::base::headers::has_media_type;
 use crate::fleet::health::mark_down;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::models::Serving;
@@ -19,23 +20,23 @@ use crate::proxy::choice::{LastFailure, choose, no_worker};
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 
-/// The longest that a worker's `Retry-After` demotes it.
+/// The longest time for which a worker's `Retry-After` demotes it.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// Connections that may end with a request on them before an answer. The first one has most likely nothing
-/// to do with it; after the second, the request may be what kills workers, and no other worker gets it.
+/// How many connections may end with a request on them before it is given up. The first most likely ended for another
+/// reason; after the second, the request itself may be what kills workers, and no other worker gets it.
 const MOST_LOST: u32 = 2;
 
 /// One request's attempts.
 pub struct Attempts<'a> {
     lane: &'a Lane,
     tried: Vec<u32>,
-    /// The model that was asked for, if workers serve different ones.
+    /// The requested model, if workers serve different ones.
     model: Vec<u8>,
     /// Attempts that may follow one that reached a worker.
     left: u32,
-    /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
     failure: LastFailure,
+    /// Whether any failed attempt reached a worker.
     was_sent: bool,
     was_moved: bool,
     is_over: bool,
@@ -43,11 +44,11 @@ pub struct Attempts<'a> {
     sees_urls: bool,
     /// Workers whose connections ended with the request on them, before an answer.
     lost: u32,
-    /// The prompt, on its way to the worker that was chosen.
+    /// The policy's claim that the prompt goes to the chosen worker.
     claim: Option<Claim<'a>>,
-    /// Whether the worker was down already when it was chosen.
+    /// Whether the worker was already down when it was chosen.
     was_down: bool,
-    /// When the client is told that it took too long.
+    /// When the client is told that the answer took too long.
     pub deadline: Tick,
 }
 
@@ -72,12 +73,12 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// The worker to ask now, if there is one that was not asked yet.
+    /// The next worker to ask, if one is left.
     pub fn choose(&mut self, parts: &Parts, body: &[u8]) -> Option<Arc<Worker>> {
         if self.is_over {
             return None;
         }
-        // Nothing came of the last attempt.
+        // The last attempt failed.
         self.claim = None;
         let (worker, claim) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
         self.claim = Some(claim);
@@ -89,8 +90,8 @@ impl<'a> Attempts<'a> {
         Some(worker)
     }
 
-    /// Takes note of an answer. True if another worker should be asked instead of passing it on, which takes a
-    /// request that `is_whole`.
+    /// Takes note of an answer. Returns whether another worker should be asked instead of passing the answer on, which
+    /// requires that the request `is_whole`.
     pub fn on_response<B>(
         &mut self,
         worker: &Worker,
@@ -104,7 +105,7 @@ impl<'a> Attempts<'a> {
             }
             _ => None,
         };
-        // Asking for time is not failing.
+        // A worker that asks for time has not failed.
         let counts_as = match busy {
             Some(_) => StatusCode::TOO_MANY_REQUESTS,
             None => status,
@@ -137,26 +138,29 @@ impl<'a> Attempts<'a> {
         is_whole && self.has_better(worker) && self.may_retry()
     }
 
-    /// The client gets this answer: the policy learns from the prompt if it is a success. Returns the receipt if the
-    /// answer may say what the worker had cached.
+    /// Called if the client gets this answer: the policy learns the prompt if the answer is a success. Returns the
+    /// receipt if the answer may say how much the worker had cached.
     pub fn settle<B>(&mut self, response: &Response<B>) -> Option<Receipt> {
         let claim = self.claim.take()?;
         if !response.status().is_success() {
             return None;
         }
         let receipt = claim.keep();
-        may_hold_usage(response.headers()).then_some(receipt)
+        // Only JSON, and events that are JSON, say what they used.
+        let says_usage = |media_type: &&str| has_media_type(response.headers(), media_type);
+        let kinds = ["application/json", "text/event-stream"];
+        kinds.iter().any(says_usage).then_some(receipt)
     }
 
-    /// No connection could be made: nothing was sent, so another worker costs nothing.
+    /// No connection could be made. Nothing was sent, so trying another worker is free.
     pub fn on_connect_error(&mut self, worker: &Worker, error: &io::Error) {
         self.failed(worker, &error.to_string());
-        // All that are left are down, then. Waiting for one after another would add up.
+        // Then all workers that are left are down, and waiting for one after another would add up.
         self.is_over = self.was_down && error.kind() == io::ErrorKind::TimedOut;
         mark_down(worker, &error.to_string());
     }
 
-    /// The connection ended before an answer. True if another worker may be asked.
+    /// The connection ended before an answer. Returns whether another worker may be asked.
     pub fn on_reset(&mut self, worker: &Worker, error: &str) -> bool {
         self.failed(worker, error);
         worker.flags.fail();
@@ -165,20 +169,20 @@ impl<'a> Attempts<'a> {
         self.lost < MOST_LOST && self.may_retry()
     }
 
-    /// Whether what went out on a kept connection that then ended may be sent to the worker again. The worker may
-    /// have read it: that makes it a retry, unless the request is one that changes nothing.
+    /// Whether a request may be sent to the same worker again after the kept connection that carried it ended. The
+    /// worker may have read it, so this is a retry, unless the request changes nothing.
     pub fn may_resend(&mut self, is_safe: bool) -> bool {
         is_safe || (self.lost + 1 < MOST_LOST && self.may_retry())
     }
 
-    /// It is sent to the same worker again, after a connection that ended with it. A worker that is killed may
-    /// end two of them: the kept one, and then one that was waiting to be accepted. It is lost once.
+    /// The request is sent to the same worker again after its connection ended. A worker that is killed may end two
+    /// connections, the kept one and then one that waited to be accepted; `lost` counts them once.
     pub fn resent(&self) {
         self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
     }
 
-    /// Whether a request without an answer from a silent worker may be sent to another one. If only requests tell
-    /// that the worker hangs, that is done once: a request that merely takes long takes as long elsewhere.
+    /// Whether a request may be moved from a silent worker to another one. A request is moved once, unless health
+    /// checks say that the worker is down: a request that merely takes long takes as long elsewhere.
     pub fn may_move(&self, worker: &Worker) -> bool {
         self.left > 0
             && (!self.was_moved || worker.flags.is(Demotion::Down))
@@ -194,7 +198,7 @@ impl<'a> Attempts<'a> {
         self.may_retry();
     }
 
-    /// The time is over; says so to the client.
+    /// The request's time is over. Returns the answer that says so.
     pub fn on_timeout(&mut self, worker: &Worker) -> Reply {
         self.failed(worker, "no answer in time");
         worker.flags.fail();
@@ -206,12 +210,11 @@ impl<'a> Attempts<'a> {
         reply::error(Reason::WorkerTimeout, &message)
     }
 
-    /// Says to the client that part of a body was lost with a connection.
+    /// The answer to a client whose body was lost in part with a connection.
     pub fn cannot_resend(&self) -> Reply {
-        let say =
-            |what: &str| format!("part of the body was sent, and it cannot be sent again: {what}");
-        let (shown, logged) = (say(&self.failure.shown), say(&self.failure.logged));
-        reply::error_logged(Reason::WorkerFailed, &shown, logged)
+        self.failure.reply(Reason::WorkerFailed, |last| {
+            format!("part of the body was sent, and it cannot be sent again: {last}")
+        })
     }
 
     fn failed(&mut self, worker: &Worker, error: &str) {
@@ -233,7 +236,7 @@ impl<'a> Attempts<'a> {
         true
     }
 
-    /// Whether there is a worker of the best tier that was not asked yet.
+    /// Whether a worker of the best tier was not asked yet.
     fn has_better(&self, worker: &Worker) -> bool {
         let fleet = self.lane.proxy.fleet.read();
         let serving = Serving::of(&fleet, &self.model);
@@ -250,26 +253,24 @@ impl<'a> Attempts<'a> {
     pub fn give_up(&self) -> Reply {
         if self.was_sent {
             self.lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
-            let last = &self.failure;
-            let reason = match self.lost >= MOST_LOST {
-                true => Reason::WorkersLost,
-                false => Reason::WorkerFailed,
-            };
-            let say = |last: &str| match reason {
-                Reason::WorkersLost => format!(
-                    "the connections to {} workers ended with this request on them; the last one was {last}. It is \
-                     sent to no more of them: look at their logs before it is sent again",
-                    self.lost
-                ),
-                _ => format!("no answer from a worker; the last one was {last}"),
-            };
-            return reply::error_logged(reason, &say(&last.shown), say(&last.logged));
+            if self.lost < MOST_LOST {
+                return self.failure.reply(Reason::WorkerFailed, |last| {
+                    format!("no answer from a worker; the last one was {last}")
+                });
+            }
+            let lost = self.lost;
+            return self.failure.reply(Reason::WorkersLost, |last| {
+                format!(
+                    "the connections to {lost} workers ended with this request on them; the last one was {last}. It is \
+                     sent to no more of them: look at their logs before it is sent again"
+                )
+            });
         }
         no_worker(self.lane, &self.failure, self.sees_urls)
     }
 }
 
-/// When a worker that just got its trial may get another, if nothing comes of this one.
+/// When a worker that just got its trial may get another, if this one fails.
 fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
     let settings = &lane.proxy.settings;
     let patience = match worker.flags.is(Demotion::Hung) {
@@ -279,19 +280,7 @@ fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
     clock::now().saturating_add(clock::ticks(settings.recovery + patience))
 }
 
-/// Whether an answer is of a kind that says what it used: JSON, or events that are.
-fn may_hold_usage(headers: &HeaderMap) -> bool {
-    let Some(content_type) = headers.get(CONTENT_TYPE) else {
-        return false;
-    };
-    let kinds: [&[u8]; 2] = [b"application/json", b"text/event-stream"];
-    kinds.iter().any(|kind| {
-        let start = content_type.as_bytes().get(..kind.len());
-        start.is_some_and(|start| start.eq_ignore_ascii_case(kind))
-    })
-}
-
-/// `Retry-After` in its form of seconds; a date counts as the shortest time.
+/// The time in `Retry-After`; a date counts as one second.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let seconds = value.parse().unwrap_or(1);
@@ -301,22 +290,6 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn usage_is_looked_for_in_json_and_events() {
-        for (content_type, may) in [
-            ("application/json", true),
-            ("Application/JSON; charset=utf-8", true),
-            ("text/event-stream", true),
-            ("text/plain", false),
-            ("audio/wav", false),
-        ] {
-            let value = content_type.parse().unwrap();
-            let headers = HeaderMap::from_iter([(CONTENT_TYPE, value)]);
-            assert_eq!(may_hold_usage(&headers), may, "{content_type}");
-        }
-        assert!(!may_hold_usage(&HeaderMap::new()));
-    }
 
     #[test]
     fn retry_after_is_bounded() {

@@ -1,4 +1,4 @@
-//! An answer's body on its way from a worker, or from the router itself, to the client.
+//! The body of an answer, from a worker or from the router itself, on its way to the client.
 
 use std::pin::Pin;
 use std::rc::Rc;
@@ -20,9 +20,9 @@ use crate::proxy::usage;
 use crate::upstream::connection::{Begun, Upstream};
 use crate::upstream::request_body::BoxError;
 
-/// A worker's answer on its way to the client. It owns the connection it comes from: reading the body
-/// drives that connection in the same task, everything already received leaves in one write, and a client
-/// that goes away closes it, which is how the worker learns of it.
+/// A worker's answer on its way to the client. It owns the worker's connection: reading the body drives that connection
+/// in the same task, everything already received leaves in one write, and if the client leaves, the connection closes,
+/// which tells the worker.
 pub struct ResponseBody {
     incoming: Incoming,
     /// The first piece, if it was waited for.
@@ -32,15 +32,15 @@ pub struct ResponseBody {
     finished: bool,
     /// Trailers or an error that came right behind data.
     next: Option<Result<Frame<Bytes>, BoxError>>,
-    /// Whether what came before an error has had its chance to leave.
+    /// Whether the data before an error has had its chance to leave.
     is_flushed: bool,
     load: LoadGuard,
-    /// There if the policy wants to know how much of the prompt the worker had cached.
+    /// Present if the policy wants to know how much of the prompt the worker had cached.
     receipt: Option<Receipt>,
 }
 
-/// Chunks that have already arrived leave as one, up to this many bytes: an event of a stream is often
-/// shorter than what it costs to pass it on alone.
+/// Chunks that have already arrived leave as one, up to this many bytes: passing on an event of a stream alone often
+/// costs more than the event is long.
 const COALESCED: usize = 64 << 10;
 
 impl ResponseBody {
@@ -64,7 +64,7 @@ impl ResponseBody {
         }
     }
 
-    /// Has the policy told of the answer's usage at its end, if it wants to know.
+    /// Reports the answer's usage to the policy at the end, if the policy wants to know.
     pub fn reading_usage(mut self, receipt: Option<Receipt>) -> Self {
         if let Some(upstream) = &mut self.upstream
             && self.lane.proxy.policy.reads_usage()
@@ -74,9 +74,7 @@ impl ResponseBody {
         }
         self
     }
-}
 
-impl ResponseBody {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(*first)));
@@ -105,8 +103,7 @@ impl Body for ResponseBody {
         let this = &mut *self;
         if let Some(next) = this.next.take() {
             if next.is_err() && !std::mem::replace(&mut this.is_flushed, true) {
-                // hyper drops what it has not written yet once it meets an error. It writes when there is
-                // nothing to read.
+                // On an error hyper drops what it has not written yet. It writes when there is nothing to read.
                 this.next = Some(next);
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -180,7 +177,7 @@ pub enum Payload {
     Upstream(ResponseBody),
 }
 
-/// The body of every answer. Its end is the end of the request.
+/// The body of every answer. The request ends with it.
 pub struct ReplyBody {
     payload: Payload,
     client: Arc<Client>,

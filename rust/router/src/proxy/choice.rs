@@ -1,4 +1,4 @@
-//! Chooses the worker that gets a request, or says to the client why none can.
+//! Chooses the worker for a request, or tells the client why there is none.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,8 +16,8 @@ use crate::proxy::reply::{self, Reason, Reply};
 
 const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 
-/// A worker for the request, of the best tier that has any left beside those `tried`. `model` becomes the model that
-/// was asked for, if workers serve different ones.
+/// A worker for the request, from the best tier that has workers other than those `tried`. `model` becomes the
+/// requested model if workers serve different ones.
 pub fn choose<'a>(
     lane: &'a Lane,
     parts: &Parts,
@@ -62,7 +62,7 @@ pub fn choose<'a>(
     Some((fleet[eligible[index]].clone(), claim))
 }
 
-/// Finds the positions of the workers of the best tier there is.
+/// Finds the positions of the workers in the best tier that has any; false if there are none.
 fn find_eligible(
     fleet: &[Arc<Worker>],
     tried: &[u32],
@@ -89,10 +89,10 @@ fn find_eligible(
     !eligible.is_empty()
 }
 
-/// The last worker that was tried and what came of it; empty if none was.
+/// The last worker that was tried and why it failed; empty if none was tried.
 #[derive(Default)]
 pub struct LastFailure {
-    /// As the client is told: without what may tell of the fleet's addresses, unless it may know them.
+    /// For the client: without anything that reveals the fleet's addresses, unless the client may know them.
     pub shown: String,
     pub logged: String,
 }
@@ -106,6 +106,11 @@ impl LastFailure {
         };
         LastFailure { shown, logged }
     }
+
+    /// An error that names the worker; the log also says why it failed. `say` puts that into a sentence.
+    pub fn reply(&self, reason: Reason, say: impl Fn(&str) -> String) -> Reply {
+        reply::error_logged(reason, &say(&self.shown), say(&self.logged))
+    }
 }
 
 /// The answer to a request that no worker could take.
@@ -113,11 +118,9 @@ pub fn no_worker(lane: &Lane, failure: &LastFailure, sees_urls: bool) -> Reply {
     lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
     let fleet = lane.proxy.fleet.read();
     if !failure.shown.is_empty() {
-        let say = |last: &str| {
+        return failure.reply(Reason::WorkersDown, |last| {
             format!("no worker could serve the request; the last one tried was {last}")
-        };
-        let (shown, logged) = (say(&failure.shown), say(&failure.logged));
-        return reply::error_logged(Reason::WorkersDown, &shown, logged);
+        });
     }
     let (reason, message) = if fleet.is_empty() {
         let message = "the router has no workers; add one with POST /workers".to_owned();

@@ -1,4 +1,4 @@
-//! Requests of plain HTTP: the client's body is read as far as it is needed, then sent to a worker.
+//! Forwards plain HTTP requests: reads as much of the client's body as is needed, then sends it to a worker.
 
 use std::cell::Cell;
 use std::io;
@@ -6,10 +6,11 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::HOST;
 use hyper::http::request::Parts;
 use hyper::{Request, Version};
 
+use crate::base::headers::has_media_type;
 use crate::base::route::Route;
 use crate::fleet::pending_heads::Asked;
 use crate::fleet::worker::Worker;
@@ -23,8 +24,8 @@ use crate::upstream::connection::is_exhaustion;
 use crate::upstream::forwarding;
 use crate::upstream::request_body::{BodyError, Fault, RequestBody, discard};
 
-/// Bodies up to this many bytes are held until the worker answers, so that they can be sent again. Of a
-/// larger one only this much is held, to be searched for the routing key; the rest streams.
+/// Bodies up to this many bytes are held until the worker answers, so that they can be sent again. Of a larger body
+/// only this much is held, to be searched for the routing key; the rest streams.
 const HELD_BODY: usize = 1 << 20;
 
 pub async fn forward(
@@ -38,7 +39,7 @@ pub async fn forward(
         tokio::task::spawn_local(discard(incoming));
         return too_large(limit);
     }
-    let is_json = is_json(&parts);
+    let is_json = has_media_type(&parts.headers, "application/json");
     let window = held_window(lane, &incoming, is_json);
     let upload = match Upload::read(lane, incoming, record.client.clone(), window).await {
         Ok(upload) => upload,
@@ -53,7 +54,7 @@ pub async fn forward(
             return full(lane);
         }
     };
-    // Not before the body is read: clients that are slow to send keep no others out.
+    // Only once the body is read: a client that is slow to send must not keep others out.
     match lane.proxy.in_flight.enter().await {
         Ok(permit) => record.enters(permit),
         Err(refusal) => return refusal.into_reply(),
@@ -82,7 +83,7 @@ struct HttpAttempt<'a> {
     lane: &'a Lane,
     parts: &'a Parts,
     upload: Upload,
-    /// What the client did wrong with the rest of its body, once that has turned out.
+    /// The client's fault with the rest of its body, if there turns out to be one.
     fault: Rc<Cell<Option<Fault>>>,
     route: Route,
 }
@@ -96,7 +97,8 @@ impl Attempt for HttpAttempt<'_> {
             ..
         } = self;
         let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
-        // Its worker may close an idle connection at this very moment, so what can be sent only once gets a new one.
+        // The worker may close an idle connection at this very moment, so a body that can be sent only once gets a new
+        // connection.
         let connection = match upload.is_whole() {
             true => lane.pool.get(endpoint, limit).await,
             false => lane.pool.open(endpoint, limit).await,
@@ -113,7 +115,7 @@ impl Attempt for HttpAttempt<'_> {
         };
         loop {
             let request = outgoing(worker, parts, upload.take());
-            // A client that is still sending may wait for the head before it goes on.
+            // Only a whole request waits for first bytes: a client that is still sending may wait for the head.
             let answer = upstream.ask(request, upload.is_whole());
             let may_move = || attempts.may_move(worker);
             let failed = match lane
@@ -129,8 +131,8 @@ impl Attempt for HttpAttempt<'_> {
             if let Some(request) = failed.unsent {
                 upload.rest = request.into_body().into_rest();
             }
-            // A worker may close an idle connection at the very moment it is used again; that says nothing
-            // about the worker, which gets the request on a new one. It may also have read the request.
+            // A worker may close an idle connection at the very moment it is reused. That says nothing about the
+            // worker, which gets the request on a new connection. It may also have read the request.
             if upstream.reused && (is_unsent || attempts.may_resend(parts.method.is_safe())) {
                 upstream = match lane.pool.open(endpoint, limit).await {
                     Ok(upstream) => {
@@ -139,7 +141,7 @@ impl Attempt for HttpAttempt<'_> {
                         }
                         upstream
                     }
-                    // It took the request, or some of it, and is gone.
+                    // The worker took some or all of the request, and is gone.
                     Err(error) if !is_unsent && !is_exhaustion(&error) => {
                         return Outcome::Reset(format!("{}, then {error}", failed.why));
                     }
@@ -167,7 +169,7 @@ impl Attempt for HttpAttempt<'_> {
     }
 }
 
-/// The request as the worker gets it: the client's, hop-by-hop headers aside.
+/// The request for the worker.
 fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<RequestBody> {
     let mut request = Request::new(body);
     *request.method_mut() = parts.method.clone();
@@ -182,30 +184,14 @@ fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<Reques
     request
 }
 
-fn is_json(parts: &Parts) -> bool {
-    let content_type = parts
-        .headers
-        .get(CONTENT_TYPE)
-        .map(|value| value.as_bytes());
-    content_type.is_some_and(|value| {
-        value
-            .get(..16)
-            .is_some_and(|start| start.eq_ignore_ascii_case(b"application/json"))
-    })
-}
-
-/// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key, or
-/// whose client must show that it sends it, before it takes one of a limited number of permits.
+/// How much of the body to hold: all of a short one, and the start of a long one that may hold a routing key.
+/// If permits are limited, also the start of any other: its client must send something before it takes one.
 fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
-    let is_short = incoming
-        .size_hint()
-        .upper()
-        .is_some_and(|length| length <= HELD_BODY as u64);
-    let is_limited = lane.proxy.in_flight.is_limited();
-    if is_json || is_short || is_limited {
-        HELD_BODY
-    } else {
-        0
+    let length = incoming.size_hint().upper();
+    let is_short = length.is_some_and(|length| length <= HELD_BODY as u64);
+    match is_json || is_short || lane.proxy.in_flight.is_limited() {
+        true => HELD_BODY,
+        false => 0,
     }
 }
 
@@ -215,7 +201,7 @@ fn stalled() -> Reply {
     reply::last_error(Reason::RequestTimeout, message)
 }
 
-/// 503 while the router holds as much of bodies as it may.
+/// 503 while the router holds as many bytes of bodies as it may.
 fn full(lane: &Lane) -> Reply {
     let limit = lane.proxy.settings.max_held_bytes;
     let message = format!(
@@ -224,12 +210,12 @@ fn full(lane: &Lane) -> Reply {
     reply::error(Reason::RouterOutOfResources, &message)
 }
 
-pub fn too_large(limit: u64) -> Reply {
+fn too_large(limit: u64) -> Reply {
     let message = format!("the request body is larger than the limit of {limit} bytes");
     reply::error(Reason::RequestTooLarge, &message)
 }
 
-/// For a client that does not end its body as it should; most have left.
+/// 400 for a client that did not send its body to the end; most have left.
 fn broken_off(why: &str) -> Reply {
     let message = format!("the request body could not be read: {why}");
     reply::error(Reason::InvalidBody, &message)

@@ -9,12 +9,12 @@ use tokio::time::timeout;
 
 use crate::proxy::reply::{Reason, Refusal};
 
-/// What lets a request go to a worker; it is given back when it is dropped.
+/// Lets a request go to a worker. Dropping it gives it back.
 pub type Permit = OwnedSemaphorePermit;
 
-/// For all lanes together. Requests that wait get their turn in the order in which they came.
+/// The limit for all lanes together. Waiting requests get their turn in the order in which they came.
 pub struct InFlight {
-    /// One for each request; None if their number is not limited.
+    /// One permit for each request; None if their number is not limited.
     permits: Option<Arc<Semaphore>>,
     limit: usize,
     waiting: AtomicUsize,
@@ -38,7 +38,7 @@ impl InFlight {
         self.permits.is_some()
     }
 
-    /// Refuses at once what would be refused a permit now.
+    /// An error if a request would be refused a permit now.
     pub fn has_room(&self) -> Result<(), Refusal> {
         let is_full = self
             .permits

@@ -1,5 +1,5 @@
-//! A lane: one thread's own part of the router, with connections to workers, retries and waiting requests of its
-//! own. What all lanes share of the proxy is in [`Proxy`].
+//! A lane: one thread's part of the router, with its own connections to workers, retry budget and waiting requests.
+//! [`Proxy`] holds what all lanes share.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,15 +22,15 @@ use crate::proxy::retry_budget::RetryBudget;
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
 
-/// What the configuration says of requests on their way to workers and back.
+/// The settings for requests on their way to workers and back.
 pub struct ProxySettings {
     /// Larger request bodies are refused.
     pub max_body_bytes: u64,
     /// Bytes of request bodies that all lanes together may hold.
     pub max_held_bytes: usize,
-    /// How long a client may send next to nothing of a body.
+    /// How long a client may send less than 1 KiB a second of a body.
     pub stall_timeout: Duration,
-    /// How long an answer, or an upgraded connection, may be silent; zero is for ever.
+    /// How long an answer or an upgraded connection may be silent; zero does not limit it.
     pub stream_idle_timeout: Duration,
     /// How long a request may wait for its answer to begin.
     pub request_timeout: Duration,
@@ -38,7 +38,7 @@ pub struct ProxySettings {
     pub retries: u32,
     /// How long a failing or hung worker waits for its next trial.
     pub recovery: Duration,
-    /// Silence after which a worker may be found hung.
+    /// The silence after which a worker may be found hung.
     pub hung_timeout: Duration,
     /// Whether every request is logged when it ends.
     pub access_log: bool,
@@ -50,7 +50,7 @@ pub struct Proxy {
     pub fleet: Arc<Fleet>,
     pub models: Arc<Models>,
     pub policy: Arc<dyn Policy>,
-    /// What connections to https workers are secured with.
+    /// TLS to https workers.
     pub trust: Arc<Trust>,
     pub in_flight: InFlight,
     pub metrics: Arc<Metrics>,
@@ -58,7 +58,7 @@ pub struct Proxy {
     pub log_losses: ErrorCounter,
 }
 
-/// One thread's own part of the router.
+/// One thread's part of the router.
 pub struct Lane {
     pub proxy: Arc<Proxy>,
     /// Its number among the lanes.
@@ -68,7 +68,7 @@ pub struct Lane {
     pub retries: RetryBudget,
     pub pending_heads: PendingHeads,
     patience: Patience,
-    /// Bytes of request bodies that are held, and how many may be.
+    /// Bytes of request bodies that are held, and the limit.
     pub held: Cell<usize>,
     pub held_limit: usize,
     /// Client connections and upgraded streams that are open.
@@ -79,7 +79,7 @@ pub struct Lane {
 #[derive(Default)]
 pub struct Scratch {
     pub key: Vec<u8>,
-    /// The workers that may take a request: positions in the fleet, and what the policy is told of each.
+    /// The workers that may take a request: their positions in the fleet, and what the policy is told of each.
     pub eligible: Vec<usize>,
     pub candidates: Vec<Candidate>,
 }
@@ -103,12 +103,12 @@ impl Lane {
         })
     }
 
-    /// What this lane counts.
+    /// This lane's counters.
     pub fn metrics(&self) -> &LaneMetrics {
         self.proxy.metrics.lane(self.index)
     }
 
-    /// Looks over the requests that wait, once a tick.
+    /// Checks the waiting requests, once a tick.
     pub fn look_over(&self, look: LaneClock) {
         self.retries.refill();
         let fleet = self.proxy.fleet.read();
@@ -118,7 +118,7 @@ impl Lane {
     /// Closes connections to workers that are not needed, once in `pool::SWEEP_INTERVAL`.
     pub fn sweep_pool(&self) {
         let fleet = self.proxy.fleet.read();
-        // A worker that cannot be reached may be another process, or elsewhere, when it can.
+        // A worker that is down may come back as another process, or at another address.
         let is_usable = |worker: &Worker| !worker.flags.is(Demotion::Down);
         self.pool.sweep(|id| {
             fleet
@@ -128,7 +128,7 @@ impl Lane {
     }
 }
 
-/// Counts something as open on its lane for as long as it lives.
+/// Counts a connection or stream as open on its lane for as long as it lives.
 pub struct Open(Rc<Lane>);
 
 impl Open {

@@ -1,11 +1,11 @@
-//! One request's way to a worker and back.
+//! Forwards requests to workers and their answers to clients.
 //!
 //! - [`http`] reads what it needs of a request's body ([`upload`], in [`pieces`]); [`upgrade`] is for requests that
-//!   change protocols. [`in_flight`] limits how many go on from here at once.
-//! - Both go through the [`attempt_loop`]. [`choice`] finds a worker; [`attempts`] says what follows from what
-//!   becomes of it, within the [`retry_budget`].
+//!   change protocols. [`in_flight`] limits how many requests are at workers at once.
+//! - Both go through the [`attempt_loop`]. [`choice`] finds a worker; [`attempts`] decides what follows from an
+//!   attempt's outcome, within the [`retry_budget`].
 //! - A [`body`] brings the answer back; its end may tell [`usage`]. [`reply`] makes the router's own answers.
-//! - The [`record`] is what is known of the request in the end.
+//! - The [`record`] collects what metrics and the access log say of a request.
 //! - All of it runs on a [`lane`].
 
 pub mod attempt_loop;

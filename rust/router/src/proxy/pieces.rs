@@ -1,4 +1,4 @@
-//! Joins chunks of a body.
+//! Joins the chunks of a body.
 
 use bytes::{Bytes, BytesMut};
 

@@ -1,5 +1,4 @@
-//! What is known of one request, from its head to the end of its answer: it goes into the metrics and the access
-//! log once that is over.
+//! Collects what metrics and the access log say of one request, from its head to the end of its answer.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -25,8 +24,8 @@ use crate::proxy::reply::{Reply, Why};
 /// The status in metrics and logs of a request whose client did not wait for one.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Belongs to the request, then to the body of its answer, and is written down when it is dropped. The clock is
-/// read when it begins and when the answer's first bytes come, and at the end if that is later.
+/// Belongs to the request, then to the body of its answer, and is written down when it is dropped. The clock is read at
+/// the beginning, when the answer's first bytes come, and at the end if that is later.
 pub struct RequestRecord {
     lane: Rc<Lane>,
     pub peer: SocketAddr,
@@ -41,20 +40,20 @@ pub struct RequestRecord {
     /// Only if requests are logged.
     target: Option<(Method, Uri)>,
     began: Instant,
-    /// Counts it as in flight while it is on its way to a worker, or at one.
+    /// Present while the request is on its way to a worker, or at one.
     in_flight: Option<InFlightGuard>,
     /// The worker whose answer the client gets, or the last one that was tried.
     pub worker: Option<Arc<Worker>>,
     /// How often the request was sent to a worker.
     pub attempts: u32,
-    /// Bytes of the request's body, as far as they are known.
+    /// Bytes of the request's body, as far as known.
     pub received: u64,
     /// Bytes of the answer's body.
     pub sent: u64,
     status: u16,
-    /// Whether the answer is a worker's and not the router's.
+    /// Whether the answer is a worker's and not the router's own.
     is_from_worker: bool,
-    /// What the router itself refused it for.
+    /// Why the router itself refused it.
     why: Option<Box<str>>,
     ttfb: Option<Duration>,
     took: Option<Duration>,
@@ -97,12 +96,12 @@ impl RequestRecord {
         }
     }
 
-    /// Notes that it goes on to a worker, with a permit if their number is limited.
+    /// Notes that the request goes on to a worker, with a permit if their number is limited.
     pub fn enters(&mut self, permit: Option<Permit>) {
         self.in_flight = Some(InFlightGuard::new(self.lane.clone(), permit));
     }
 
-    /// Notes another attempt, at this worker.
+    /// Notes an attempt at this worker.
     pub fn tries(&mut self, worker: &Arc<Worker>) {
         self.attempts += 1;
         self.worker = Some(worker.clone());
@@ -140,12 +139,12 @@ impl RequestRecord {
         }
     }
 
-    /// Whether the answer has no body, however long the one is that its headers announce.
+    /// Whether the answer has no body, even if its headers announce a length.
     pub fn is_bodiless(&self) -> bool {
         self.is_head || matches!(self.status, 100..=199 | 204 | 304)
     }
 
-    /// The record for what goes on once the head of the answer is out; this one is not written down any more.
+    /// The record of a connection that goes on after the head of the answer; this one is no longer written down.
     pub fn hand_on(&mut self, status: StatusCode) -> RequestRecord {
         self.is_handed_on = true;
         RequestRecord {
@@ -164,7 +163,7 @@ impl RequestRecord {
 
     fn write_down(&self, metrics: &LaneMetrics) {
         let took = self.took.unwrap_or_else(|| self.began.elapsed());
-        // An answer without a body has come whole with its head.
+        // An answer without a body is whole with its head.
         let is_whole = self.is_from_worker && self.end == End::Complete;
         let ttfb = self.ttfb.or(is_whole.then_some(took));
         metrics.finish(self.route, self.status, self.end, self.received, self.sent);

@@ -1,4 +1,4 @@
-//! Answers the router gives itself, and the table of its refusals.
+//! The router's own answers, and the table of its errors.
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
@@ -63,11 +63,11 @@ reasons! {
     RoutingLoop "routing_loop" LOOP_DETECTED,
 }
 
-/// What an answer refuses for, in words: for the log.
+/// Says to the log why a request was refused.
 #[derive(Clone)]
 pub struct Why(pub String);
 
-/// OpenAI's `type` of an error with this status.
+/// OpenAI's `type` for an error with this status.
 fn kind(status: StatusCode) -> &'static str {
     match status.as_u16() {
         401 => "authentication_error",
@@ -78,12 +78,12 @@ fn kind(status: StatusCode) -> &'static str {
     }
 }
 
-/// An error as OpenAI's clients read it; `code` is what they test.
+/// An error in OpenAI's form; `code` is for programs to test.
 pub fn error_object(status: StatusCode, code: &str, message: &str, param: Option<&str>) -> Value {
     json!({"message": message, "type": kind(status), "param": param, "code": code})
 }
 
-/// The body of a refusal.
+/// The body of an error.
 pub fn error_body(reason: Reason, message: &str) -> String {
     json!({"error": error_object(reason.status(), reason.code(), message, None)}).to_string()
 }
@@ -92,14 +92,14 @@ pub fn error(reason: Reason, message: &str) -> Reply {
     refused(reason.status(), error_body(reason, message), message)
 }
 
-/// The same; the log is told more than the client.
+/// An error of which the log is told more than the client.
 pub fn error_logged(reason: Reason, message: &str, logged: String) -> Reply {
     let mut reply = error(reason, message);
     reply.extensions_mut().insert(Why(logged));
     reply
 }
 
-/// A refusal with the status that all workers had.
+/// An error with a status that workers gave.
 pub fn error_of_workers(status: StatusCode, message: &str, logged: String) -> Reply {
     let error = error_object(status, Reason::WorkerFailed.code(), message, None);
     refused(status, json!({"error": error}).to_string(), &logged)
@@ -111,8 +111,7 @@ fn refused(status: StatusCode, body: String, message: &str) -> Reply {
         status,
         StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
     ) {
-        // Workers are probed every second and requests end all the time: a second later the answer may be
-        // another.
+        // Workers are probed every second and requests end all the time, so a second later the answer may differ.
         reply
             .headers_mut()
             .insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -121,7 +120,7 @@ fn refused(status: StatusCode, body: String, message: &str) -> Reply {
     reply
 }
 
-/// An error after which the connection ends: what follows on it cannot be trusted to be a request.
+/// An error that ends the connection: what follows on it may not be a request.
 pub fn last_error(reason: Reason, message: &str) -> Reply {
     let mut reply = error(reason, message);
     close(&mut reply);
@@ -147,7 +146,7 @@ impl Refusal {
         }
     }
 
-    /// The answer. A body that is still coming is read for a while, so that the client gets to see it.
+    /// The answer. A body that is still coming is read for a while, so that the client can read the answer.
     pub fn reply(self, request: Request<Incoming>) -> Reply {
         let body = request.into_body();
         if !body.is_end_stream() {
@@ -164,7 +163,7 @@ impl Refusal {
                 let challenge = HeaderValue::from_static("Bearer");
                 reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
             }
-            // The rest of its body may still come.
+            // The rest of the body may still come.
             Reason::RequestTimeout => close(&mut reply),
             _ => {}
         }

@@ -1,21 +1,21 @@
-//! How many retries a lane may make.
+//! Limits how many retries a lane may make.
 
 use std::cell::Cell;
 
 use crate::base::clock::TICK;
 
-/// Bounds retries to a share of the requests there are, so that a fleet that fails as a whole is not asked
-/// several times for each of them. Each lane has its own.
+/// Bounds a lane's retries to a share of its requests, so that a fleet that fails as a whole does not get several
+/// times its load.
 pub struct RetryBudget {
     tokens: Cell<f32>,
 }
 
 impl RetryBudget {
-    /// Retries each request adds to the budget.
+    /// Retries that each request adds to the budget.
     const SHARE: f32 = 0.2;
-    /// Retries a lane may make in a second without any requests to speak of.
+    /// Retries that each second adds to the budget.
     const FLOOR: f32 = 10.0;
-    /// What is saved at most: a worker that dies takes its requests in flight with it all at once.
+    /// The most that is saved up: a worker that dies fails all its requests in flight at once.
     const RESERVE: f32 = 256.0;
 
     pub fn deposit(&self) {

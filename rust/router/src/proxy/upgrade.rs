@@ -1,4 +1,4 @@
-//! Requests that change protocols (WebSocket): once the worker agrees, bytes go both ways untouched.
+//! Forwards requests that change protocols (WebSocket): once the worker agrees, bytes go both ways untouched.
 
 use std::cell::Cell;
 use std::future::pending;
@@ -95,7 +95,7 @@ impl Attempt for UpgradeAttempt<'_> {
             Ok(opened) => opened,
             Err(error) => return Outcome::NoConnection(error),
         };
-        // It ends with the answer, or hands its stream over.
+        // The task ends with the answer, or hands the stream over.
         tokio::task::spawn_local(connection.with_upgrades());
         let mut request = Request::from_parts(self.parts.clone(), RequestBody::empty());
         worker.authorize(request.headers_mut());
@@ -128,8 +128,8 @@ fn with_upgrade(headers: HeaderMap) -> HeaderMap {
     kept
 }
 
-/// Copies until both sides have ended. Either may end first; the other then has `patience` for what it
-/// still has to say, so that one that does not notice holds nothing for ever. Nor do two that say nothing.
+/// Copies until both sides have ended. If one ends first, the other has `patience` for the rest of its data, so that a
+/// side that does not notice the end holds nothing for ever. If both are silent for `idle_limit`, the relay ends.
 async fn relay(
     client: OnUpgrade,
     server: OnUpgrade,
@@ -171,7 +171,7 @@ async fn relay(
     }
 }
 
-/// Passes on what is read, and the end of it; returns how many bytes that were.
+/// Passes on all bytes and their end; returns how many bytes there were.
 async fn pass(
     from: ReadHalf<TokioIo<Upgraded>>,
     mut to: WriteHalf<TokioIo<Upgraded>>,
@@ -183,7 +183,7 @@ async fn pass(
     Ok(bytes)
 }
 
-/// Ends once nothing was read from either side for `limit`; never if that is zero.
+/// Ends once neither side has sent anything for `limit`; never if that is zero.
 async fn silence(last: &Cell<Instant>, limit: Duration) {
     if limit.is_zero() {
         return pending().await;
@@ -193,7 +193,7 @@ async fn silence(last: &Cell<Instant>, limit: Duration) {
     }
 }
 
-/// Notes when something was read.
+/// Notes when something was last read.
 struct Noted {
     from: ReadHalf<TokioIo<Upgraded>>,
     last: Rc<Cell<Instant>>,

@@ -1,4 +1,4 @@
-//! A request's body on its way from the client to a worker.
+//! Reads a request's body, or its beginning, before the request is forwarded.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,26 +14,25 @@ use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
 use crate::upstream::request_body::{BodyError, Fault, RequestBody, Rest, poll_client};
 
-/// A request's body as far as it was read before forwarding, and the rest.
+/// A request's body: what was read before forwarding, and the rest.
 pub struct Upload {
     pub read: Bytes,
-    /// Counts what was read as held.
+    /// Counts `read` as held.
     _held: HeldBytes,
-    /// What came behind it.
     trailers: Option<HeaderMap>,
-    /// What still has to come from the client; a request with a rest can be sent only once.
+    /// What the client still has to send. A request with a rest can be sent only once.
     pub rest: Option<Rest>,
     is_whole: bool,
 }
 
-/// Bytes of a body that its lane holds, for as long as it does.
+/// Counts bytes of a body as held by its lane for as long as it lives.
 struct HeldBytes {
     lane: Rc<Lane>,
     bytes: usize,
 }
 
 impl HeldBytes {
-    /// Adds bytes; false if that is more than a lane may hold.
+    /// Adds bytes; false if the lane then holds more than it may.
     fn grow(&mut self, bytes: usize) -> bool {
         self.bytes += bytes;
         let held = self.lane.held.get() + bytes;
@@ -48,7 +47,7 @@ impl Drop for HeldBytes {
     }
 }
 
-/// Bytes that a client has to send of a body while the time runs that it has for sending some: 1 KiB a second.
+/// Bytes of a body that a client must send within `stall_timeout`: 1 KiB for each second.
 fn floor(stall_timeout: Duration) -> u32 {
     (stall_timeout.as_secs_f64() * 1024.0).clamp(1.0, 1e9) as u32
 }
@@ -73,17 +72,10 @@ impl Upload {
             .size_hint()
             .upper()
             .map_or(window, |upper| upper.min(window as u64) as usize);
-        while !incoming.is_end_stream() && read.len() < window {
+        let mut is_whole = incoming.is_end_stream();
+        while !is_whole && read.len() < window {
             match std::future::poll_fn(|cx| poll_client(&mut incoming, &client, floor, cx)).await {
-                None => {
-                    return Ok(Upload {
-                        read: read.join(),
-                        _held: held,
-                        trailers,
-                        rest: None,
-                        is_whole: true,
-                    });
-                }
+                None => is_whole = true,
                 Some(Err(error)) => return Err(error),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
@@ -98,29 +90,29 @@ impl Upload {
             if read.len() as u64 > limit {
                 return Err(BodyError::TooLarge(incoming));
             }
+            is_whole |= incoming.is_end_stream();
         }
         let budget = limit - read.len() as u64;
-        let rest = (!incoming.is_end_stream()).then(|| Rest::new(incoming, client, floor, budget));
         Ok(Upload {
             read: read.join(),
             _held: held,
             trailers,
-            is_whole: rest.is_none(),
-            rest,
+            rest: (!is_whole).then(|| Rest::new(incoming, client, floor, budget)),
+            is_whole,
         })
     }
 
-    /// Tells what was wrong with the rest, once that has turned out.
+    /// The cell that gets the client's fault with the rest, if there turns out to be one.
     pub fn fault(&self) -> Rc<Cell<Option<Fault>>> {
         self.rest.as_ref().map_or_else(Rc::default, Rest::fault)
     }
 
-    /// Whether the whole body is at hand, to be sent again if need be.
+    /// Whether the whole body is at hand, so that it can be sent again.
     pub fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// The body for one attempt. It takes the rest with it.
+    /// The body for one attempt; it takes the rest.
     pub fn take(&mut self) -> RequestBody {
         RequestBody::new(self.read.clone(), self.trailers.clone(), self.rest.take())
     }

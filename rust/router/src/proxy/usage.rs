@@ -1,15 +1,15 @@
-//! Reads out of the end of an answer how many tokens of the prompt the worker had cached.
+//! Reads from the end of an answer how many tokens of the prompt the worker had cached.
 //!
-//! OpenAI's `usage` and SGLang's `meta_info` stand at the end of a JSON answer and in the last events of a stream, so
-//! only the last bytes are searched. A quoted name cannot stand inside a JSON string, where quotes are escaped, so
-//! the model's own text is never mistaken for usage.
+//! OpenAI's `usage` and SGLang's `meta_info` are at the end of a JSON answer and in the last events of a stream, so
+//! only the last bytes are searched. Quotes inside a JSON string are escaped, so the model's own text is never
+//! mistaken for usage.
 
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 use sglang_omni_policy::Usage;
 
-/// Names of fields, prepared for the search: that takes longer than the search itself.
+/// Names of fields, prepared for the search, since preparing takes longer than searching.
 struct Names {
     prompt: Finder<'static>,
     input: Finder<'static>,
@@ -26,7 +26,7 @@ static NAMES: LazyLock<Names> = LazyLock::new(|| Names {
     cache_creation: Finder::new("\"cache_creation_input_tokens\""),
 });
 
-/// What the end of an answer says of its prompt, if it says how much of that was cached.
+/// The usage in the end of an answer, if it says how much of the prompt was cached.
 pub fn read(text: &[u8]) -> Option<Usage> {
     let names = &*NAMES;
     let (prompt_tokens, cached_tokens) = match last_number(text, &names.cached) {
@@ -35,7 +35,7 @@ pub fn read(text: &[u8]) -> Option<Usage> {
             let prompt = openai.or_else(|| last_number(text, &names.input))?;
             (prompt, cached)
         }
-        // Anthropic counts what was cached apart.
+        // Anthropic counts cached tokens apart from the others.
         None => {
             let cached = last_number(text, &names.cache_read)?;
             let added = last_number(text, &names.cache_creation).unwrap_or(0);
@@ -51,7 +51,7 @@ pub fn read(text: &[u8]) -> Option<Usage> {
 
 /// The number after the last occurrence of a name.
 fn last_number(text: &[u8], name: &Finder<'_>) -> Option<u64> {
-    // Searched forwards, which memchr does many bytes at a time, and backwards it does not.
+    // Searched forwards: memchr compares many bytes at a time in that direction only.
     let at = name.find_iter(text).last()? + name.needle().len();
     let value = text[at..].trim_ascii_start().strip_prefix(b":")?;
     let value = value.trim_ascii_start();
@@ -59,7 +59,7 @@ fn last_number(text: &[u8], name: &Finder<'_>) -> Option<u64> {
         .iter()
         .take_while(|byte| byte.is_ascii_digit())
         .count();
-    // A number that the end cut off could be any.
+    // A number that the end of the text may have cut off could be any.
     if digits == value.len() {
         return None;
     }

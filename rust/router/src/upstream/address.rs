@@ -1,5 +1,5 @@
-//! Where a worker is. Names are looked up beside the requests, again and again, so that none waits for a
-//! name server and a worker that moves is found.
+//! A worker's host and port, and connecting to them. Names are looked up in the background, again and again, so that
+//! no request waits for a name server and a worker that moves is found.
 
 use std::future::pending;
 use std::io;
@@ -44,7 +44,7 @@ impl Address {
         }
     }
 
-    /// Connects to the address that first takes a connection. A name that was not looked up yet is waited for.
+    /// Connects to the first address that accepts. If the name was not looked up yet, this waits for the look-up.
     pub async fn connect(&self) -> io::Result<TcpStream> {
         let mut known = self.known.subscribe();
         let known = known.wait_for(|known| *known != Known::NotYet).await;
@@ -65,8 +65,8 @@ impl Address {
         self.learn(found.map(Iterator::collect));
     }
 
-    /// Takes what a lookup has found. When it fails, the last addresses are kept: more often the name
-    /// server is in trouble than the worker gone.
+    /// Takes the result of a look-up. If it failed, the last addresses are kept: a name server in trouble is more
+    /// likely than a worker that is gone.
     fn learn(&self, found: io::Result<Vec<SocketAddr>>) {
         let error = match found {
             Ok(addresses) if !addresses.is_empty() => {
@@ -86,8 +86,8 @@ impl Address {
     }
 }
 
-/// Tries the addresses one after the other, IPv6 and IPv4 in turns, without waiting long for any (RFC 8305): one
-/// that does not answer must not cost a worker that has another.
+/// Tries the addresses one after the other, IPv6 and IPv4 in turns, without waiting long for any (RFC 8305): an
+/// address that does not answer must not make a worker with another address unreachable.
 async fn connect_to_any(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     if let [address] = addresses {
         return TcpStream::connect(address).await;
@@ -117,7 +117,7 @@ async fn connect_to_any(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     }
 }
 
-/// The addresses with those of one family between those of the other, as far as they go.
+/// The addresses of the two families in turns, as far as they go.
 fn in_turns(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
     let is_first_kind = |address: &&SocketAddr| address.is_ipv6() == addresses[0].is_ipv6();
     let (first, second): (Vec<_>, Vec<_>) = addresses.iter().partition(is_first_kind);

@@ -1,4 +1,4 @@
-//! A connection to a worker. Nothing polls it but the request that holds it.
+//! A connection to a worker, which only the request that holds it polls.
 
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
@@ -22,13 +22,14 @@ use crate::upstream::request_body::RequestBody;
 use crate::upstream::tail::Tail;
 use crate::upstream::trust::Trust;
 
-/// A connection is accepted by the worker's system, but a handshake takes the worker itself, which may be busy.
+/// Longer than the limit for connecting: the worker's kernel accepts a connection, but the TLS handshake needs the
+/// worker itself, which may be busy.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The system gives up a host that vanished without a word after this long.
+/// The kernel gives up a host that vanished silently after this long.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
-/// An idle connection is used again for this long. Common servers close theirs after five seconds, and what is
+/// An idle connection is reused for this long. Common servers close theirs after five seconds, and a request that is
 /// sent at that moment may be lost.
 const REUSED_FOR: Duration = Duration::from_secs(4);
 
@@ -40,19 +41,19 @@ pub struct Upstream {
     sender: Sender,
     /// None once it has ended.
     connection: Option<Connection>,
-    /// The connection's socket, which is open as long as that is there.
+    /// The connection's socket, open as long as `connection` is there.
     socket: RawFd,
     pub worker: u32,
-    /// Whether it has carried a request before: then the worker may have closed it in the meantime.
+    /// Whether it has carried a request before. Then the worker may have closed it in the meantime.
     pub reused: bool,
     pub idle_since: Tick,
     pub idle_since_sweep: u32,
-    /// The end of the answer that it brings, if that is read.
+    /// The last bytes of its current answer, if usage is read from them.
     pub tail: Tail,
 }
 
-/// Opens a connection, which the caller drives, and returns its socket too. `limit` is for the connection alone, not
-/// for TLS.
+/// Opens a connection, which the caller must drive, and returns it with its socket. `limit` is for TCP alone; TLS has
+/// `HANDSHAKE_TIMEOUT`.
 pub async fn connect(
     endpoint: &Endpoint,
     trust: &Trust,
@@ -130,8 +131,8 @@ impl Upstream {
         .await
     }
 
-    /// Sends a request and waits for the answer to begin: for its head, and with `for_bytes` for its first bytes
-    /// too, if it is a stream, whose head alone says nothing.
+    /// Sends a request and waits for the answer's head. With `for_bytes` it waits for the first bytes of a stream too:
+    /// servers send a stream's head before they have computed anything.
     pub async fn ask(
         &mut self,
         request: Request<RequestBody>,
@@ -187,7 +188,7 @@ impl Upstream {
         self.connection.is_some() && self.sender.is_ready()
     }
 
-    /// Whether a kept connection is good for one more request. If it was idle for a while, its socket is asked: the
+    /// Whether a kept connection can carry one more request. If it was idle for a while, the socket is asked too: the
     /// runtime may not know yet that the worker has closed it.
     pub fn is_alive(&mut self) -> bool {
         if !self.is_ready() {
@@ -197,16 +198,16 @@ impl Upstream {
         idle == 0 || (idle <= clock::ticks(REUSED_FOR) && self.is_quiet())
     }
 
-    /// Whether nothing has come on an idle connection, not even its end.
+    /// Whether nothing has arrived on an idle connection, not even its end.
     fn is_quiet(&self) -> bool {
-        // SAFETY: the socket is open as long as the connection is, which `is_ready` has found to be there.
+        // SAFETY: the socket is open as long as `connection` is there, and `is_ready` has found that it is.
         let socket = unsafe { BorrowedFd::borrow_raw(self.socket) };
         let peeked = SockRef::from(&socket).peek(&mut [MaybeUninit::uninit()]);
         peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
     }
 }
 
-/// The body of an answer, of which the first piece may have been read.
+/// The body of an answer, whose first piece may have been read already.
 pub struct Begun {
     pub incoming: Incoming,
     pub first: Option<Box<Frame<Bytes>>>,
@@ -226,7 +227,7 @@ impl From<Incoming> for Begun {
 
 /// Why an answer did not begin.
 pub struct NoAnswer {
-    /// The request, if it is sure that nothing of it was sent.
+    /// The request, if certainly nothing of it was sent.
     pub unsent: Option<Request<RequestBody>>,
     pub why: String,
 }
@@ -243,7 +244,7 @@ fn drive(connection: &mut Option<Connection>, cx: &mut Context<'_>) {
     if let Some(open) = connection
         && Pin::new(open).poll(cx).is_ready()
     {
-        // Dropping it hands its error, or the unsent request, to what waits for the answer.
+        // Dropping it hands its error, or the unsent request, to the future that waits for the answer.
         *connection = None;
     }
 }

@@ -1,4 +1,4 @@
-//! What a connection to a worker must know of it.
+//! The address and TLS name that a connection to a worker needs.
 
 use tokio_rustls::rustls::pki_types::ServerName;
 
@@ -6,7 +6,7 @@ use crate::upstream::address::Address;
 use crate::upstream::worker_url::WorkerUrl;
 
 pub struct Endpoint {
-    /// The worker's.
+    /// The worker's id.
     pub id: u32,
     pub address: Address,
     /// The name that the worker's certificate must be for; None without TLS.

@@ -1,4 +1,4 @@
-//! The headers that stop at a proxy, and those that it adds.
+//! HTTP's rules for a proxy: which headers it removes, which it adds, and how a request's target is passed on.
 
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, MAX_FORWARDS,
@@ -16,8 +16,8 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     UPGRADE,
 ];
 
-/// Whether a message asks to change protocols. An offer of HTTP/2 (`h2c`, which some clients make with
-/// every request) may be ignored, and is.
+/// Whether a message asks to change protocols. An offer of HTTP/2 (`h2c`, which some clients send with every request)
+/// is ignored, as it may be.
 pub fn wants_upgrade(headers: &HeaderMap) -> bool {
     let is_other = |value: &HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"h2c");
     headers.get(UPGRADE).is_some_and(is_other)
@@ -33,8 +33,8 @@ fn connection_names(headers: &HeaderMap) -> impl Iterator<Item = &str> {
         .map(str::trim)
 }
 
-/// Whether the body is framed in a way that can be taken off here: other codings are part of it, and would
-/// be lost with the header that names them.
+/// Whether the body's framing can be removed here. Other codings are part of the body, and the header that names them
+/// would be lost.
 pub fn has_known_coding(headers: &HeaderMap) -> bool {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let is_known = |value: &HeaderValue| {
@@ -44,18 +44,18 @@ pub fn has_known_coding(headers: &HeaderMap) -> bool {
     codings.next().is_none_or(is_known) && codings.next().is_none()
 }
 
-/// Whether it is clear which host is meant, as HTTP/1.1 demands.
+/// Whether the request names exactly one host, as HTTP/1.1 demands.
 pub fn has_one_host(version: Version, headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(HOST).iter();
     (hosts.next().is_some() || version < Version::HTTP_11) && hosts.next().is_none()
 }
 
-/// A request's headers as the next hop gets them. `Expect` goes too: the router itself asks for the body.
+/// A request's headers for the next hop. `Expect` is removed too: the router itself asks for the body.
 pub fn request_headers(headers: HeaderMap) -> HeaderMap {
     end_to_end(headers, &EXPECT)
 }
 
-/// Notes this hop on a request (RFC 9110 7.6.3), which had come in this version.
+/// Adds this hop to a request's `Via` (RFC 9110 7.6.3). `version` is the one that the request arrived in.
 pub fn note_hop(version: Version, headers: &mut HeaderMap) {
     const VIA_1_0: HeaderValue = HeaderValue::from_static("1.0 sglang-omni-router");
     const VIA_1_1: HeaderValue = HeaderValue::from_static("1.1 sglang-omni-router");
@@ -66,7 +66,7 @@ pub fn note_hop(version: Version, headers: &mut HeaderMap) {
     headers.append(VIA, hop);
 }
 
-/// Counts this hop among those that a request may still make (RFC 9110 7.6.2); false if it must end here.
+/// Counts this hop in `Max-Forwards` (RFC 9110 7.6.2); false if the request must end here.
 pub fn may_go_on(headers: &mut HeaderMap) -> bool {
     let left = headers.get(MAX_FORWARDS);
     let left = left.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
@@ -80,13 +80,13 @@ pub fn may_go_on(headers: &mut HeaderMap) -> bool {
     }
 }
 
-/// An answer's headers as the client gets them.
+/// An answer's headers for the client.
 pub fn response_headers(headers: HeaderMap) -> HeaderMap {
     end_to_end(headers, &CONNECTION)
 }
 
-/// Leaves out what belongs to one connection only (RFC 9110 7.6.1's list, and what `Connection` names)
-/// and `also`; the others keep their order.
+/// Removes the headers of one connection (the list of RFC 9110 7.6.1, and those that `Connection` names) and `also`;
+/// the others keep their order.
 fn end_to_end(headers: HeaderMap, also: &HeaderName) -> HeaderMap {
     let is_hop =
         |name: &HeaderName| name == CONNECTION || name == also || HOP_BY_HOP.contains(name);
@@ -96,8 +96,8 @@ fn end_to_end(headers: HeaderMap, also: &HeaderName) -> HeaderMap {
     let is_named = |name: &HeaderName| {
         connection_names(&headers).any(|named| name.as_str().eq_ignore_ascii_case(named))
     };
-    // A message with chunks and a length is framed by its chunks; passing the length on would let the two
-    // hops disagree about where it ends. For the same reason `Connection` cannot strike the length out.
+    // If a message has chunks and a length, the chunks frame it; passing the length on would let the two hops disagree
+    // about where it ends. For the same reason `Connection` cannot remove the length.
     let is_chunked = headers.contains_key(TRANSFER_ENCODING);
     let goes = |name: &HeaderName| {
         if name == CONTENT_LENGTH {
@@ -115,8 +115,8 @@ fn end_to_end(headers: HeaderMap, also: &HeaderName) -> HeaderMap {
     kept
 }
 
-/// A target that names a host is for proxies: the next hop gets its path, and the host it names counts,
-/// whatever the `Host` header says.
+/// Rewrites a target that names a host, which is the form for proxies: the next hop gets its path, and its host
+/// replaces the `Host` header.
 pub fn to_origin_form<B>(request: &mut Request<B>) {
     let parts = std::mem::take(request.uri_mut()).into_parts();
     if let Some(authority) = parts.authority {
@@ -128,7 +128,7 @@ pub fn to_origin_form<B>(request: &mut Request<B>) {
     *request.uri_mut() = parts.path_and_query.map_or_else(Uri::default, Uri::from);
 }
 
-/// Bytes of a head, as the limit counts them.
+/// Bytes of all headers, as the limit counts them.
 pub fn size(headers: &HeaderMap) -> usize {
     headers
         .iter()

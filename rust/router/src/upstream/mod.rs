@@ -1,9 +1,9 @@
 //! Connections to workers.
 //!
-//! A [`worker_url`] says where a worker is, its [`endpoint`] how to connect to it: the [`address`] that its name
-//! leads to now, and the certificate that it must show, whose authorities [`trust`] knows. A [`connection`] waits
-//! in the [`pool`] for the next request. It carries a [`request_body`] there and an answer back, the
-//! [`tail`] of which may be kept. [`forwarding`] says which headers stop at a proxy.
+//! A [`worker_url`] becomes an [`endpoint`]: the [`address`] of the worker's host, and the name that its certificate
+//! must be for, which [`trust`] checks. A [`connection`] waits in the [`pool`] for the next request. It carries a
+//! [`request_body`] to the worker and an answer back, the [`tail`] of which may be kept. [`forwarding`] has HTTP's
+//! rules for a proxy.
 
 pub mod address;
 pub mod connection;

@@ -1,4 +1,4 @@
-//! Connections to workers that wait for another request. Each lane keeps its own.
+//! Idle connections to workers, kept for further requests. Each lane has its own pool.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use crate::upstream::connection::Upstream;
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::trust::Trust;
 
-/// Idle connections are looked over once in this many seconds, and closed the second time.
+/// How often idle connections are checked. A connection that is still idle at the second check is closed.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Idle connections by worker, the most recently used one last.
@@ -51,7 +51,7 @@ impl Pool {
         self.idle.borrow_mut().get_mut(&worker)?.pop()
     }
 
-    /// Keeps a connection whose answer was read to its end; one that cannot be used again is closed.
+    /// Keeps a connection whose answer was read to its end, or closes it if it cannot be used again.
     pub fn put_back(&self, mut upstream: Box<Upstream>) {
         if upstream.is_ready() {
             upstream.reused = true;
@@ -65,8 +65,7 @@ impl Pool {
         }
     }
 
-    /// Closes what workers have closed, what stayed unused between two sweeps, and what belongs to
-    /// workers that are gone.
+    /// Closes connections that workers have closed, that stayed unused between two sweeps, or whose workers are gone.
     pub fn sweep(&self, is_known: impl Fn(u32) -> bool) {
         let last = self.sweeps.get();
         self.sweeps.set(last.wrapping_add(1));

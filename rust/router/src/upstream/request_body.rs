@@ -1,4 +1,4 @@
-//! The body of a request as it is sent to a worker: bytes at hand, then the rest as the client sends it.
+//! The body of a request on its way to a worker: bytes already read, then the rest as the client sends it.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The part of a body that goes straight from the client to the worker, up to a limit.
 pub struct Rest {
-    /// None once it is left to `discard`.
+    /// None once `discard` has it.
     incoming: Option<Incoming>,
     client: Arc<Client>,
     floor: u32,
@@ -34,11 +34,11 @@ pub enum Fault {
 }
 
 pub enum BodyError {
-    /// With what is left of it.
+    /// With the rest of the body.
     TooLarge(Incoming),
     Stalled,
     Client(hyper::Error),
-    /// The router holds as much of bodies as it may.
+    /// The router holds as many bytes of bodies as it may. With the rest of this one.
     Full(Incoming),
 }
 
@@ -53,13 +53,13 @@ impl Rest {
         }
     }
 
-    /// Tells what was wrong with it, once that has turned out.
+    /// The cell that gets the client's fault, if there turns out to be one.
     pub fn fault(&self) -> Rc<Cell<Option<Fault>>> {
         self.fault.clone()
     }
 }
 
-/// The next piece of a client's body; an error if the client has not sent any for too long.
+/// The next piece of a client's body, or an error if the client has sent nothing for too long.
 pub fn poll_client(
     incoming: &mut Incoming,
     client: &Client,
@@ -85,8 +85,8 @@ pub fn poll_client(
     }
 }
 
-/// Goes on reading a body that was refused, for a while: otherwise a client that is still sending would be reset
-/// before it has read why.
+/// Goes on reading a refused body for a while. Otherwise a client that is still sending would be reset before it has
+/// read why.
 pub async fn discard(mut incoming: Incoming) {
     const AT_MOST: usize = 64 << 20;
     let reading = async {
@@ -100,7 +100,7 @@ pub async fn discard(mut incoming: Incoming) {
             }
         }
     };
-    // Time over is as good as done.
+    // It does not matter whether it ended or its time ran out.
     let _ = tokio::time::timeout(Duration::from_secs(5), reading).await;
 }
 
@@ -199,7 +199,7 @@ impl Body for RequestBody {
             .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint);
         let mut hint = SizeHint::new();
         hint.set_lower(read + rest.lower());
-        // Trailers go behind chunks only.
+        // Trailers can follow chunks only, so the length must stay unknown.
         if let Some(upper) = rest.upper().filter(|_| self.trailers.is_none()) {
             hint.set_upper(read + upper);
         }

@@ -1,6 +1,6 @@
-//! The last bytes of an answer, which hold its usage.
+//! Keeps the last bytes of an answer, which hold its usage.
 
-/// Bytes that hold the usage of every server known, and the fields some of them write behind it.
+/// Enough bytes for the usage of every known server, and for the fields that some of them write after it.
 pub const KEPT: usize = 1024;
 
 pub struct Tail {

@@ -1,4 +1,4 @@
-//! TLS towards workers whose URL is https, and the authorities that may sign their certificates.
+//! TLS to workers whose URL is https, and the authorities that may sign their certificates.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,10 @@ use crate::base::certificates::certificates;
 use crate::base::config_error::ConfigError;
 use crate::base::stream::Stream;
 
-/// The authorities whose signature makes a worker's certificate a good one: those in a file, or else those
-/// that the system trusts.
+/// The authorities that may sign a worker's certificate: those in a file, or else those that the system trusts.
 pub struct Trust {
     ca_file: Option<PathBuf>,
-    /// None until the first worker needs the system's: reading them takes milliseconds.
+    /// None until the first worker needs the system's authorities: reading them takes milliseconds.
     current: ArcSwapOption<ClientConfig>,
 }
 
@@ -34,14 +33,14 @@ impl Trust {
         Ok(trust)
     }
 
-    /// Reads the authorities again. On an error those before stay.
+    /// Reads the authorities again. On an error the previous ones stay.
     fn reload(&self) -> Result<(), ConfigError> {
         let listed = self.ca_file.as_deref().map(listed).transpose()?;
         self.current.store(listed.map(client_config));
         Ok(())
     }
 
-    /// Puts TLS on a connection to a worker, which must show a certificate for that name.
+    /// Sets up TLS on a connection to a worker, which must show a certificate for that name.
     pub async fn secure(&self, name: ServerName<'static>, stream: TcpStream) -> io::Result<Stream> {
         let config = match self.current.load_full() {
             Some(config) => config,
@@ -105,7 +104,7 @@ fn client_config(roots: RootCertStore) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// What failed in a handshake, and what to do about it.
+/// Says what failed in a handshake, and what to do about it.
 fn explained(error: &io::Error) -> String {
     let cause = error.get_ref();
     match cause.and_then(|cause| cause.downcast_ref::<rustls::Error>()) {

@@ -1,4 +1,4 @@
-//! Where a worker is said to be, read and spelled in one way. Reading it makes no worker.
+//! Parses and normalises a worker's URL, without making a worker of it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ pub struct WorkerUrl {
     pub authority: HeaderValue,
     /// The whole URL.
     pub header: HeaderValue,
-    /// The name that its certificate must be for; None without TLS.
+    /// The name that the worker's certificate must be for; None without TLS.
     pub certified_as: Option<ServerName<'static>>,
 }
 

@@ -1,4 +1,4 @@
-//! `sglang-omni-router`: the router without Python.
+//! The program `sglang-omni-router`: the router without Python.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

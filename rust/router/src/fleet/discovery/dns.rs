@@ -1,4 +1,4 @@
-//! A name whose addresses are workers.
+//! Finds workers by DNS: each address of a name is one.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -37,7 +37,7 @@ impl DnsName {
         })
     }
 
-    /// A worker's URL for each address, sorted; none for a name that exists no more, which is not an error.
+    /// A worker's URL for each address, sorted. A name that no longer exists is not an error and has none.
     pub async fn resolve(&self) -> Result<Vec<String>, String> {
         let host = self.host.clone();
         let addresses = spawn_blocking(move || addresses(&host))

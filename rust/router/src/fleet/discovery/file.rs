@@ -1,4 +1,4 @@
-//! A file that lists workers: a URL a line, or a JSON list, or a YAML one.
+//! Reads a file that lists workers: one URL a line, or a list in JSON or YAML.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::upstream::worker_url::WorkerUrl;
 
-/// What tells one version of a file from another.
+/// Tells one version of a file from another: inode, length and time of change.
 type FileVersion = Option<(u64, u64, i64, i64)>;
 
 pub struct WorkersFile {
@@ -26,7 +26,7 @@ impl WorkersFile {
         }
     }
 
-    /// What the file lists, as `WorkerUrl` spells it.
+    /// The URLs in the file, as `WorkerUrl` spells them.
     pub fn read(&mut self) -> Result<Vec<String>, String> {
         self.read = stamp(&self.path);
         self.seen = self.read;
@@ -34,8 +34,7 @@ impl WorkersFile {
         parse(&text).map_err(|why| format!("{}: {why}", self.path.display()))
     }
 
-    /// What the file lists, if that may have changed and the file is not being written right now; read
-    /// in any case if it was `asked` for.
+    /// The URLs in the file, if it may have changed and is not being written right now, or if it was `asked` for.
     pub fn changes(&mut self, asked: bool) -> Option<Result<Vec<String>, String>> {
         let now = stamp(&self.path);
         let is_settled = now == std::mem::replace(&mut self.seen, now);
@@ -52,29 +51,22 @@ fn stamp(path: &Path) -> FileVersion {
     Some((about.ino(), about.len(), about.mtime(), about.mtime_nsec()))
 }
 
-/// Empty text is refused: that is a file cut short more often than a fleet given up, which `[]` says.
+/// Refuses empty text: a truncated file is more likely than an empty fleet, which is written `[]`.
 fn parse(text: &str) -> Result<Vec<String>, String> {
     if text.trim().is_empty() {
         return Err("the file is empty; write [] for no workers".to_owned());
     }
-    let given: Vec<(usize, String)> = if text.trim_start().starts_with('[') {
-        let list: Vec<String> = serde_json::from_str(text)
-            .map_err(|error| format!("is not a JSON list of URLs: {error}"))?;
-        list.into_iter().enumerate().collect()
-    } else {
-        text.lines()
-            .enumerate()
-            .map(|(index, line)| (index, url_in(line).to_owned()))
-            .filter(|(_, url)| !url.is_empty())
-            .collect()
+    let (place, given): (&str, Vec<String>) = match text.trim_start().starts_with('[') {
+        true => {
+            let list = serde_json::from_str(text);
+            let list = list.map_err(|error| format!("is not a JSON list of URLs: {error}"))?;
+            ("entry", list)
+        }
+        false => ("line", text.lines().map(url_in).collect()),
     };
-    let place = if text.trim_start().starts_with('[') {
-        "entry"
-    } else {
-        "line"
-    };
+    let is_given = |(_, url): &(usize, String)| place == "entry" || !url.is_empty();
     let mut urls: Vec<String> = Vec::new();
-    for (index, url) in given {
+    for (index, url) in given.into_iter().enumerate().filter(is_given) {
         let url: WorkerUrl = url
             .parse()
             .map_err(|error| format!("{place} {}: {error}", index + 1))?;
@@ -86,12 +78,12 @@ fn parse(text: &str) -> Result<Vec<String>, String> {
     Ok(urls)
 }
 
-/// The URL of a line, `- "URL"` in a YAML list; empty if there is only a comment.
-fn url_in(line: &str) -> &str {
+/// The URL in a line, which is `- "URL"` in a YAML list; empty if the line has only a comment.
+fn url_in(line: &str) -> String {
     let line = line.trim();
     let line = line.strip_prefix("- ").unwrap_or(line);
     let line = line.split('#').next().unwrap_or_default();
-    line.trim().trim_matches(['"', '\''])
+    line.trim().trim_matches(['"', '\'']).to_owned()
 }
 
 #[cfg(test)]

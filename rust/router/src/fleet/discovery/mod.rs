@@ -1,5 +1,5 @@
-//! Workers that a file or a DNS name lists: they join the fleet as they appear there and leave it, once
-//! they are idle, as they vanish.
+//! Follows lists of workers in a file or in DNS. A listed worker joins the fleet; one that is no longer listed leaves
+//! it once it is idle.
 
 mod dns;
 mod file;
@@ -22,7 +22,7 @@ use crate::base::config_error::ConfigError;
 use crate::base::supervise::keep_running;
 use crate::fleet::worker::Fleet;
 
-/// How often the file is looked at. A change counts once it looks the same twice.
+/// How often the file is checked. A change counts once the file looks the same twice.
 const FILE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The lists of workers.
@@ -45,7 +45,7 @@ pub struct Discovery {
     follower: Follower,
 }
 
-/// What it takes to follow one name.
+/// What following one name needs.
 #[derive(Clone)]
 struct Follower {
     dns_interval: Duration,
@@ -53,8 +53,8 @@ struct Follower {
 }
 
 impl Discovery {
-    /// Adds what the file lists to the fleet. Names are resolved later, by `watch`. Both are read again at
-    /// once when `reload` changes.
+    /// Adds the workers in the file to the fleet. Names are resolved later, by `watch`. Both are read again at once if
+    /// `reload` changes.
     pub fn start(
         fleet: Arc<Fleet>,
         sources: Sources,
@@ -79,7 +79,7 @@ impl Discovery {
         })
     }
 
-    /// Follows what is listed until the runtime ends.
+    /// Follows the lists until the runtime ends.
     pub async fn watch(self) {
         let roster = Rc::new(RefCell::new(self.roster));
         for (index, name) in self.names.into_iter().enumerate() {

@@ -1,16 +1,16 @@
-//! The workers that are in the fleet because they are listed somewhere.
+//! Keeps the fleet in step with the lists of workers.
 
 use std::sync::Arc;
 
 use crate::fleet::worker::{Authorization, Fleet, Worker};
 
-/// Touches no workers but those that it has added.
+/// The workers that are in the fleet because a source lists them. It changes no others.
 pub struct Roster {
     fleet: Arc<Fleet>,
     /// What each source lists.
     sources: Vec<Vec<String>>,
     listed: Vec<Arc<Worker>>,
-    /// Listed no more, and not idle yet.
+    /// Workers that are no longer listed and not idle yet.
     leaving: Vec<Arc<Worker>>,
 }
 
@@ -24,7 +24,7 @@ impl Roster {
         }
     }
 
-    /// Takes over what a source lists now. URLs are in the form that `WorkerUrl` gives them.
+    /// Takes a source's present list. URLs are spelled as `WorkerUrl` spells them.
     pub fn list(&mut self, source: usize, urls: Vec<String>) {
         self.sources[source] = urls;
         let wanted: Vec<&String> = self.sources.iter().flatten().collect();
@@ -46,7 +46,7 @@ impl Roster {
             }
             let position = self.leaving.iter().position(|worker| worker.url == *url);
             let came_back = position.map(|position| self.leaving.remove(position));
-            // One that was added by hand is not the roster's.
+            // A worker that was added by hand is not the roster's.
             if came_back.is_none() && self.fleet.find(url).is_some() {
                 continue;
             }
@@ -59,11 +59,11 @@ impl Roster {
         }
     }
 
-    /// Takes out of the fleet those that left the lists and have no request any more.
+    /// Removes workers from the fleet that are no longer listed and have no more requests.
     pub fn remove_idle(&mut self) {
         let fleet = &self.fleet;
         self.leaving.retain(|worker| {
-            // One that was returned to service by hand is not the roster's any more.
+            // A worker that was returned to service by hand is not the roster's any more.
             let is_leaving = worker.is_draining();
             if is_leaving && worker.load() == 0 {
                 fleet.remove(worker);
