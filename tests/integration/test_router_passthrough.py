@@ -95,13 +95,6 @@ async def test_hop_by_hop_headers_stop_here() -> None:
     assert [name.lower() for name, _ in answer.headers] == kept
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "PROPFIND"])
-async def test_any_method_and_unknown_route(method: str) -> None:
-    async with replicas(None) as [replica], router(replica) as url:
-        answer = await send_raw(url, f"{method} /no/such/route HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-    assert (answer.status, replica.seen[0].line) == (200, f"{method} /no/such/route HTTP/1.1")
-
-
 @pytest.mark.parametrize("method_and_status", ["HEAD 200", "GET 304", "GET 204"])
 async def test_answers_without_a_body_leave_the_connection_usable(method_and_status: str) -> None:
     method, status = method_and_status.split()
