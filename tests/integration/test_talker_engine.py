@@ -54,9 +54,7 @@ class Talker:
             str(index),
             state.prompt.token_ids,
             RequestSampling(
-                temperature=0.0,
-                repetition_penalty=reference.penalty,
-                max_new_tokens=reference.max_new_tokens,
+                temperature=0.0, repetition_penalty=reference.penalty, max_new_tokens=reference.max_new_tokens
             ),
             state=state,
             positions=reference.positions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_omni.config import Edge, PipelineConfig, StageConfig, plan_edges, plan_pipeline
+from sglang_omni.config import Edge, ExecutorConfig, PipelineConfig, StageConfig, plan_edges, plan_pipeline
 from sglang_omni.relay import Relay
 
 NETWORKED = ["nixl", "mooncake", "nccl"]
@@ -39,6 +39,12 @@ def stage(name: str, *targets: str, **fields: Any) -> StageConfig:
         fields.setdefault("process", name)
     following = {"next": list(targets)} if targets else {"terminal": True}
     return StageConfig(name=name, factory=FACTORY, **(following | fields))
+
+
+def legacy(name: str, **fields: Any) -> StageConfig:
+    """A stage of the legacy form, which names a function that decides the route."""
+    executor = ExecutorConfig(factory="pkg.make")
+    return StageConfig(**{"name": name, "executor": executor, "get_next": "pkg.next", **fields})
 
 
 def pipeline(*stages: StageConfig, **fields: Any) -> PipelineConfig:

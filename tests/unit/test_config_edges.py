@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from edge_pipelines import FACTORY, LENDING, NEAR, NETWORKED, edges_of, pipeline, stage
+from edge_pipelines import FACTORY, LENDING, NEAR, NETWORKED, edges_of, legacy, pipeline, stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,6 @@ from sglang_omni.cli import main
 from sglang_omni.config import (
     LOCAL_OBJECT,
     Edge,
-    ExecutorConfig,
     PipelineConfig,
     StageConfig,
     StageRuntimeConfig,
@@ -100,10 +99,7 @@ def test_an_edges_own_relay_counts_for_that_edge_alone() -> None:
 
 
 def test_any_stage_may_be_the_target_of_get_next() -> None:
-    legacy = [
-        StageConfig(name=name, executor=ExecutorConfig(factory=FACTORY), get_next=FACTORY) for name in "abc"
-    ]
-    edges = planned(PipelineConfig(stages=legacy))
+    edges = planned(PipelineConfig(stages=[legacy(name) for name in "abc"]))
     assert edges.keys() == set(itertools.product("abc", repeat=2))
     assert edges["a", "b"].transport == "shm"
     # It may name several, and itself, which shares the process.
@@ -173,12 +169,7 @@ def test_the_ranks_of_every_replica_are_shown() -> None:
         for replica, node in enumerate("xy")
         for rank in range(2)
     ]
-    assert list(resolved["gpus"]) == [
-        "0 of node 'x'",
-        "1 of node 'x'",
-        "0 of node 'y'",
-        "1 of node 'y'",
-    ]
+    assert list(resolved["gpus"]) == ["0 of node 'x'", "1 of node 'x'", "0 of node 'y'", "1 of node 'y'"]
 
 
 # --- GPUs ------------------------------------------------------------------------------------

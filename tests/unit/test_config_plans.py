@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from edge_pipelines import legacy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_omni.config import (
-    ExecutorConfig,
     PipelineConfig,
     PlacementConfig,
     ProcessTopologyPlan,
@@ -37,11 +37,7 @@ def chain(*stages: dict[str, Any], **fields: Any) -> PipelineConfig:
         last = index == len(names) - 1
         built.append(
             StageConfig(
-                name=name,
-                factory="pkg.make",
-                next=None if last else names[index + 1],
-                terminal=last,
-                **own,
+                name=name, factory="pkg.make", next=None if last else names[index + 1], terminal=last, **own
             )
         )
     return PipelineConfig(model_path="m", stages=built, **fields)
@@ -208,8 +204,7 @@ def test_each_tp_rank_has_a_process_of_its_own() -> None:
 def test_processes_share_a_gpu_only_with_budgets() -> None:
     config = chain({"gpu": 0, "process": "p", "fraction": 0.2}, {"gpu": 0, "process": "q"})
     with pytest.raises(
-        ValueError,
-        match=r"GPU 0 is shared .* without runtime.resources.total_gpu_memory_fraction on \['b'\]",
+        ValueError, match=r"GPU 0 is shared .* without runtime.resources.total_gpu_memory_fraction on \['b'\]"
     ):
         processes(config)
     config.stages[1].runtime.resources.total_gpu_memory_fraction = 0.3
@@ -279,12 +274,7 @@ def test_processes_are_what_is_connected(data: st.DataObject) -> None:
 
 
 def test_stages_of_the_legacy_form_have_processes_of_their_own_names() -> None:
-    config = PipelineConfig(
-        stages=[
-            StageConfig(name=name, executor=ExecutorConfig(factory="pkg.make"), get_next="pkg.next")
-            for name in "ab"
-        ]
-    )
+    config = PipelineConfig(stages=[legacy("a"), legacy("b")])
     assert processes(config).stage_to_process == {"a": "a", "b": "b"}
 
 

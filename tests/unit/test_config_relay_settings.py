@@ -76,11 +76,7 @@ def test_shared_memory_takes_no_device_from_a_stage_that_says_nothing_of_it() ->
 @pytest.mark.parametrize(
     ("backend", "relay", "text"),
     [
-        (
-            "shm",
-            {"rank": 1},
-            r"stage 'a': relay.rank: none of the stage's relays, shm, reads it; leave",
-        ),
+        ("shm", {"rank": 1}, r"stage 'a': relay.rank: none of the stage's relays, shm, reads it; leave"),
         ("nccl", {"world_size": 2}, r"relay.world_size: none of the stage's relays, nccl, reads it"),
         ("nixl", {"device": "cuda:0"}, r"relay.device: none of .*, nixl, reads it; leave it out \(nccl and "),
         ("mooncake", {"device": "cuda"}, r"relay.device: none of the stage's relays, mooncake, reads it"),

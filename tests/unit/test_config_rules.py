@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from edge_pipelines import legacy
 from pydantic import ValidationError
 
 from sglang_omni.config import (
     ConfigError,
-    ExecutorConfig,
     PipelineConfig,
     StageConfig,
     check_inputs,
@@ -26,12 +26,6 @@ def stage(name: str, **fields: Any) -> StageConfig:
         fields.setdefault("process", "main")
     fields.setdefault("factory", "pkg.make")
     return StageConfig(name=name, **fields)
-
-
-def legacy(name: str, **fields: Any) -> StageConfig:
-    return StageConfig(
-        **{"name": name, "executor": ExecutorConfig(factory="pkg.make"), "get_next": "pkg.n", **fields}
-    )
 
 
 def pipeline(*stages: StageConfig, **fields: Any) -> PipelineConfig:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from edge_pipelines import legacy
 from pydantic import ValidationError
 
 from sglang_omni.config import (
@@ -201,43 +202,25 @@ def test_numbers_in_env_defaults_become_strings() -> None:
 
 
 def test_legacy_form_needs_no_process_next_terminal_or_model_path() -> None:
-    config = PipelineConfig(
-        name="legacy",
-        stages=[
-            StageConfig(
-                name="a", executor=ExecutorConfig(factory="pkg.make", args={"x": 1}), get_next="pkg.next"
-            ),
-            StageConfig(
-                name="b",
-                executor=ExecutorConfig(factory="pkg.make"),
-                get_next="pkg.end",
-                input_handler=InputHandlerConfig(type="aggregated", sources=["a"], merge_fn="pkg.merge"),
-            ),
-        ],
-    )
+    collected = InputHandlerConfig(type="aggregated", sources=["a"], merge_fn="pkg.merge")
+    config = PipelineConfig(name="legacy", stages=[legacy("a"), legacy("b", input_handler=collected)])
     assert config.is_legacy
     assert config.resolved_entry_stage == "a"
     assert config.terminal_stages == []
 
 
 def test_legacy_form_lists_terminal_stages_and_gpus_beside_the_stages() -> None:
-    executor = ExecutorConfig(factory="pkg.make")
     config = PipelineConfig(
         model_path="m",
         entry_stage="a",
         terminal_stages=["b"],
         gpu_placement={"b": 1},
-        stages=[
-            StageConfig(name="a", executor=executor, get_next="pkg.next"),
-            StageConfig(name="b", executor=executor, get_next="pkg.end"),
-        ],
+        stages=[legacy("a"), legacy("b")],
     )
     assert config.terminal_stages == ["b"]
     assert config.gpu_placement == {"b": 1}
     with pytest.raises(ValidationError, match="terminal_stages has unknown stages: \\['c'\\]"):
-        PipelineConfig(
-            terminal_stages=["c"], stages=[StageConfig(name="a", executor=executor, get_next="pkg.next")]
-        )
+        PipelineConfig(terminal_stages=["c"], stages=[legacy("a")])
 
 
 def test_configs_travel_to_other_processes() -> None:

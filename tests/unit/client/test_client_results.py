@@ -58,10 +58,7 @@ def test_request_as_stages_read_it():
         "top_k": 5,
         "stop": ["x"],
         "max_new_tokens": 4,
-        "stage_params": {
-            "talker": {"temperature": 0.7, "top_p": 0.9},
-            "code2wav": {"chunking": "reference"},
-        },
+        "stage_params": {"talker": {"temperature": 0.7, "top_p": 0.9}, "code2wav": {"chunking": "reference"}},
         "voice": "v",
         "stream": False,
     }

@@ -90,11 +90,7 @@ LISTS = {
 @pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize("kind", ["wav", "mp4"])
 def test_a_list_of_files_reads_none(
-    name: str,
-    decode: Callable[[bytes], object],
-    kind: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, decode: Callable[[bytes], object], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = Path(f"a.{kind}")

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from sample_media import (
-    audio_part,
-    image_part,
-    picture,
-    sound,
-    user,
-    video,
-    video_part,
-)
+from sample_media import audio_part, image_part, picture, sound, user, video, video_part
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
@@ -29,11 +21,11 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "image": [user(image_part(picture(1)), "What is this?")],
     "two images of one size": [user(image_part(picture(1)), "and", image_part(picture(2)), "?")],
     "images of many sizes": [
-        user(*(image_part(picture(i, 37 * i, 300 - 40 * i)) for i in range(1, 5)), "Compare them."),
+        user(*(image_part(picture(i, 37 * i, 300 - 40 * i)) for i in range(1, 5)), "Compare them.")
     ],
     "audio": [user(audio_part(sound(1)), "What is said?")],
     "audios of many lengths": [
-        user(*(audio_part(sound(i, seconds)) for i, seconds in enumerate((0.31, 2.75, 1.0, 0.07)))),
+        user(*(audio_part(sound(i, seconds)) for i, seconds in enumerate((0.31, 2.75, 1.0, 0.07))))
     ],
     "short audios": [user(audio_part(sound(1, 0.2)), audio_part(sound(2, 0.63)), "Which?")],
     "resampled stereo": [user(audio_part(sound(3, 1.3, 44_100, 2)))],

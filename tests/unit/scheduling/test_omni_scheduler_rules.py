@@ -289,9 +289,7 @@ def test_a_step_that_fails_before_any_request_runs_is_not_tried_for_ever(stage: 
     stage.settle()
 
 
-def test_an_abort_frees_memory_before_its_callback_whose_failure_does_no_harm(
-    stage: Stage,
-) -> None:
+def test_an_abort_frees_memory_before_its_callback_whose_failure_does_no_harm(stage: Stage) -> None:
     stage.submit("cursed", [1, -1])
     stage.submit("other", [1, -1])
     stage.scheduler.abort("cursed")
