@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from fleet import RUN_KEY, Fleet
+
+_FOLDER = Path(__file__).parent
+_fleets: list[Fleet] = []
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +18,20 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     running = Fleet.launch(
         tmp_path_factory.mktemp("fleet") / "server.log", "--dp-size", "2", "--router-worker-api-key", RUN_KEY
     )
+    _fleets.append(running)
     yield running
-    running.stop()
+    _stop()
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the fleet after the last of these tests: it has several GiB, and a session goes on with others."""
+    if _FOLDER in item.path.parents and (nextitem is None or _FOLDER not in nextitem.path.parents):
+        _stop()
+
+
+def _stop() -> None:
+    while _fleets:
+        _fleets.pop().stop()
 
 
 @pytest.fixture(scope="session")
