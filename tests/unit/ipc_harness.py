@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from waiting import until
 
-from sglang_omni.pipeline.transport.ipc.pull import IpcPullSocket
+from sglang_omni.pipeline.transport.ipc.sockets import IpcPullSocket
 
 WAIT_S = 60
 MIB = 1 << 20

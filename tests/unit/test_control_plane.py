@@ -19,7 +19,7 @@ from sglang_omni.pipeline.transport.control_plane import (
     decode_message,
     encode_message,
 )
-from sglang_omni.pipeline.transport.ipc.push import IpcPushSocket
+from sglang_omni.pipeline.transport.ipc.sockets import IpcPushSocket
 from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
 from sglang_omni.proto import (

@@ -205,7 +205,7 @@ async def test_a_request_whose_submission_is_lost_fails(
     await coordinator.start()
     gone.close()
     with pytest.raises(
-        RuntimeError, match=r"sending to 'far' failed: nobody was reached at tcp://.* for 0\.1 s"
+        RuntimeError, match=r"sending to 'far' failed: no peer was reached at tcp://.* for 0\.1 s"
     ):
         await soon(coordinator.submit("r", OmniRequest("x")))
     await coordinator.stop()
@@ -214,9 +214,9 @@ async def test_a_request_whose_submission_is_lost_fails(
 async def test_a_request_whose_message_to_a_stage_is_lost_fails() -> None:
     async with harness(get_next=lambda request_id, output: "t") as one:
         message = DataReadyMessage("r", "s", "t", {})
-        one.stage._lose("t", message, "nobody was reached")
+        one.stage._lose("t", message, "no peer was reached")
         failure = await one.failure()
-        assert (failure.request_id, failure.error) == ("r", "sending to 't' failed: nobody was reached")
+        assert (failure.request_id, failure.error) == ("r", "sending to 't' failed: no peer was reached")
         await one.still_works()
 
 

@@ -18,8 +18,7 @@ from ipc_harness import MIB, WAIT_S, Pull, numbered, raw
 from waiting import until
 
 from sglang_omni.pipeline.transport.base import ControlPlaneClosed
-from sglang_omni.pipeline.transport.ipc.pull import IpcPullSocket
-from sglang_omni.pipeline.transport.ipc.push import IpcPushSocket
+from sglang_omni.pipeline.transport.ipc.sockets import IpcPullSocket, IpcPushSocket
 from sglang_omni.pipeline.transport.ipc.zmtp import frame_header, opening
 from sglang_omni.pipeline.transport.limits import BATCH, QUEUED_MESSAGES
 

@@ -264,7 +264,7 @@ async def test_messages_for_an_unreachable_receiver_are_reported_as_lost(
     await send_all(push, numbered(QUEUED_MESSAGES + 500))  # more than fit: the senders go on as well
     await until(lambda: len(lost) == QUEUED_MESSAGES + 500)
     assert lost == numbered(QUEUED_MESSAGES + 500)
-    assert reasons[0] == f"nobody was reached at tcp://127.0.0.1:{port} for 0.1 s"
+    assert reasons[0] == f"no peer was reached at tcp://127.0.0.1:{port} for 0.1 s"
     pull = Pull(f"tcp://127.0.0.1:{port}")
     await send_until_one_arrives(push, b"later", pull)
     assert set(pull.messages) == {b"later"}

@@ -1,6 +1,6 @@
 """The interface of the sockets: a ``Sender`` pushes to one peer, a ``Receiver`` pulls from many, in order.
 
-There are three pairs: ``ipc/push.py`` and ``ipc/pull.py`` for ``ipc://`` endpoints, ``tcp/push.py`` and
+There are three pairs: ``ipc/sockets.py`` for ``ipc://`` endpoints, ``tcp/push.py`` and
 ``tcp/pull.py`` for ``tcp://``, and ``zmq_socket.py`` within a process. Each socket belongs to the event loop
 that runs when it is made.
 """

@@ -209,7 +209,7 @@ class TcpPushSocket:
 
     def _give_up(self) -> None:
         self._unreachable = self._loop.call_later(UNREACHABLE_S, self._give_up)
-        self._lose(len(self._kept), f"nobody was reached at {self.endpoint} for {UNREACHABLE_S:g} s")
+        self._lose(len(self._kept), f"no peer was reached at {self.endpoint} for {UNREACHABLE_S:g} s")
 
     # --- messages ---------------------------------------------------------------------------------
 
