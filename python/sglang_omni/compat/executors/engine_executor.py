@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from sglang_omni.compat.executors.executor import Executor, failed, into_payload
+from sglang_omni.compat.executors.executor import Executor, RequestTasks, into_payload
 from sglang_omni.proto import StagePayload
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class EngineExecutor(Executor):
         result_builder: Callable[[StagePayload, Any], Any] | None = None,
         stream_builder: Callable[[StagePayload | None, Any], Any] | None = None,
     ) -> None:
-        self._done: asyncio.Queue[str | Exception] = asyncio.Queue()
+        self._tasks = RequestTasks()
         if hasattr(engine, "add_request"):
             self._engine = cast(AsyncEngine, engine)
             self._build_result = result_builder or _store_model_output
@@ -57,12 +56,10 @@ class EngineExecutor(Executor):
             # Engines import torch, which an asynchronous one may not need.
             from sglang_omni.compat.executors.stepped_engine import SteppedEngine
 
-            self._engine = SteppedEngine(engine, crashed=self._done.put_nowait)
+            self._engine = SteppedEngine(engine, crashed=self._tasks.crash)
             self._build_result = result_builder or _store_answer
         self._build_request = request_builder
         self._build_chunk = stream_builder or _default_chunk
-        self._payloads: dict[str, StagePayload] = {}
-        self._tasks: dict[str, asyncio.Task[StagePayload]] = {}
 
     async def start(self) -> None:
         await _call_if_any(self._engine, "start")
@@ -73,29 +70,13 @@ class EngineExecutor(Executor):
     async def add_request(self, payload: StagePayload) -> None:
         request_id = payload.request_id
         await self._engine.add_request(request_id, self._build_request(payload))
-        self._payloads[request_id] = payload
-        task = self._tasks[request_id] = asyncio.create_task(self._await_result(payload))
-        task.add_done_callback(lambda _: self._done.put_nowait(request_id))
+        self._tasks.start(payload, self._await_result(payload))
 
     async def get_result(self) -> StagePayload:
-        while True:
-            done = await self._done.get()
-            if isinstance(done, Exception):
-                raise done
-            request_id = done
-            task = self._tasks.pop(request_id, None)
-            self._payloads.pop(request_id, None)
-            if task is None or task.cancelled():
-                continue
-            if (error := task.exception()) is not None:
-                raise failed(error, request_id)
-            return task.result()
+        return await self._tasks.next()
 
     async def abort(self, request_id: str) -> None:
-        task = self._tasks.pop(request_id, None)
-        if task is not None:
-            task.cancel()
-        self._payloads.pop(request_id, None)
+        self._tasks.cancel(request_id)
         await self._engine.abort(request_id)
 
     async def stream(self, request_id: str) -> AsyncIterator[Any]:
@@ -103,11 +84,11 @@ class EngineExecutor(Executor):
         if items is None:
             return
         async for item in items(request_id):
-            chunk = self._build_chunk(self._payloads.get(request_id), item)
+            chunk = self._build_chunk(self._tasks.payload(request_id), item)
             if chunk is not None:
                 yield chunk
         flush = getattr(self._build_chunk, "flush", None)
-        if flush is not None and (chunk := flush(self._payloads.get(request_id))) is not None:
+        if flush is not None and (chunk := flush(self._tasks.payload(request_id))) is not None:
             yield chunk
 
     async def _await_result(self, payload: StagePayload) -> StagePayload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any
@@ -69,6 +69,51 @@ def into_payload(payload: StagePayload, result: Any) -> StagePayload:
     if isinstance(result, StagePayload):
         return result
     return StagePayload(request_id=payload.request_id, request=payload.request, data=result)
+
+
+class RequestTasks:
+    """One task for each request of an executor; results and failures come in the order of their ends."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[StagePayload, asyncio.Task[StagePayload]]] = {}
+        self._ended: asyncio.Queue[tuple[str, asyncio.Task[StagePayload]] | Exception] = asyncio.Queue()
+
+    def start(self, payload: StagePayload, work: Coroutine[Any, Any, StagePayload]) -> None:
+        request_id = payload.request_id
+        task = asyncio.create_task(work)
+        self._running[request_id] = (payload, task)
+        task.add_done_callback(lambda task: self._ended.put_nowait((request_id, task)))
+
+    def payload(self, request_id: str) -> StagePayload | None:
+        """What a request began with, until ``next`` has given its result or it is cancelled."""
+        payload, _ = self._running.get(request_id, (None, None))
+        return payload
+
+    def cancel(self, request_id: str) -> None:
+        _, task = self._running.pop(request_id, (None, None))
+        if task is not None:
+            task.cancel()
+
+    def crash(self, error: Exception) -> None:
+        """Makes ``next`` raise ``error``, which is no single request's."""
+        self._ended.put_nowait(error)
+
+    async def next(self) -> StagePayload:
+        """Waits for the next result; raises as ``Executor.get_result`` does."""
+        while True:
+            ended = await self._ended.get()
+            if isinstance(ended, Exception):
+                raise ended
+            request_id, task = ended
+            _, running = self._running.get(request_id, (None, None))
+            # After an abort, the id may belong to a new request.
+            if running is task:
+                del self._running[request_id]
+            if task.cancelled():
+                continue
+            if (error := task.exception()) is not None:
+                raise failed(error, request_id)
+            return task.result()
 
 
 class ExecutorRun:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from sglang_omni.compat.executors.executor import Executor, ExecutorRun, StreamFn, failed
+from sglang_omni.compat.executors.executor import Executor, ExecutorRun, RequestTasks, StreamFn
 from sglang_omni.compat.executors.preprocessing_executor import PreprocessingExecutor
 from sglang_omni.config import import_string
 from sglang_omni.proto import StagePayload
@@ -25,8 +24,7 @@ class FusedExecutor(Executor):
             ExecutorRun(link if isinstance(link, Executor) else PreprocessingExecutor(link))
             for link in executors
         ]
-        self._tasks: dict[str, asyncio.Task[StagePayload]] = {}
-        self._done: asyncio.Queue[tuple[str, asyncio.Task[StagePayload]]] = asyncio.Queue()
+        self._tasks = RequestTasks()
 
     async def start(self) -> None:
         for link in self._links:
@@ -37,24 +35,13 @@ class FusedExecutor(Executor):
             await link.stop()
 
     async def add_request(self, payload: StagePayload) -> None:
-        request_id = payload.request_id
-        task = self._tasks[request_id] = asyncio.create_task(self._run(payload))
-        task.add_done_callback(lambda task: self._done.put_nowait((request_id, task)))
+        self._tasks.start(payload, self._run(payload))
 
     async def get_result(self) -> StagePayload:
-        while True:
-            request_id, task = await self._done.get()
-            self._tasks.pop(request_id, None)
-            if task.cancelled():
-                continue
-            if (error := task.exception()) is not None:
-                raise failed(error, request_id)
-            return task.result()
+        return await self._tasks.next()
 
     async def abort(self, request_id: str) -> None:
-        task = self._tasks.pop(request_id, None)
-        if task is not None:
-            task.cancel()
+        self._tasks.cancel(request_id)
         for link in self._links:
             await link.executor.abort(request_id)
 
