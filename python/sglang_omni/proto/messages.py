@@ -323,6 +323,12 @@ Message = (
 _BY_TYPE: dict[Any, Any] = {message.type: message for message in get_args(Message)}
 
 
+def build_checks() -> None:
+    """Builds the checks of all messages. Otherwise the first message of each type waits for its check."""
+    for message in _BY_TYPE.values():
+        _reader(message)
+
+
 def parse_message(wire: Any) -> Message:
     """The message a wire map stands for.
 

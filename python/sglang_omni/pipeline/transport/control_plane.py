@@ -28,6 +28,7 @@ from sglang_omni.pipeline.transport.tcp.sockets import SCHEME as TCP
 from sglang_omni.pipeline.transport.tcp.sockets import connect_tcp
 from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, ZmqSender, zmq_socket
 from sglang_omni.proto import AbortMessage, DataReadyMessage, Message, codec, parse_message
+from sglang_omni.proto.messages import build_checks
 
 __all__ = [
     "ControlPlaneClosed",
@@ -278,6 +279,7 @@ class _ControlPlane:
         return [f"{TCP}[{host}]:*" if ":" in host else f"{TCP}{host}:*"]
 
     def _start_reader(self) -> None:
+        build_checks()
         endpoints = [self._endpoint, *self._host_endpoints()]
         self._reader = MessageReader(endpoints, partial(_bind, self._keys))
 
