@@ -7,6 +7,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 
 from sglang_omni.pipeline.transport.control_plane import ControlPlaneClosed, CoordinatorControlPlane
+from sglang_omni.pipeline.transport.ipc.address import is_on_this_host
 from sglang_omni.proto import EndpointsMessage, Message
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class StageDirectory:
         """
         self._tcp_endpoints.update(endpoints)
         for instance, endpoint in endpoints.items():
-            if not self._endpoints.get(instance, "").startswith("ipc://"):
+            if not is_on_this_host(self._endpoints.get(instance, "")):
                 self._endpoints[instance] = endpoint
                 self._control_plane.move(instance, endpoint)
         if self._tcp_endpoints:

@@ -17,6 +17,7 @@ from sglang_omni._core import PayloadPlan
 from sglang_omni.compat.plain_relay import read_flat, write_flat
 from sglang_omni.pipeline.stage.edges.cuda import import_tensors
 from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk
+from sglang_omni.pipeline.transport.ipc.address import is_on_this_host
 from sglang_omni.proto import DataReadyMessage, StagePayload, codec
 from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
 
@@ -114,7 +115,7 @@ class TargetEndpoints:
         moved = {}
         for instance, endpoint in endpoints.items():
             known = self._endpoints.get(instance, "")
-            if known != endpoint and not known.startswith("ipc://"):
+            if known != endpoint and not is_on_this_host(known):
                 moved[instance] = endpoint
         self._endpoints |= moved
         self._changed.set()

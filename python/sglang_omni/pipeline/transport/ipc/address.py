@@ -9,6 +9,11 @@ SCHEME = "ipc://"
 LONGEST_PATH = 107
 
 
+def is_on_this_host(endpoint: str) -> bool:
+    """True for an ``ipc://`` endpoint. An instance that has one keeps it when ``tcp://`` ones are told."""
+    return endpoint.startswith(SCHEME)
+
+
 def socket_path(endpoint: str) -> str:
     """The path in an ``ipc://`` endpoint. Raises ValueError if it cannot be a Unix socket's."""
     path = endpoint.removeprefix(SCHEME)
