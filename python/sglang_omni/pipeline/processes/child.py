@@ -23,16 +23,12 @@ from sglang_omni.pipeline.processes.pulse import beat_until_done
 from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.stage.build import build_scheduler, build_stage
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
-from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
 from sglang_omni.pipeline.transport import open_files
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 from sglang_omni.supervision.parent import end_with_parent
 
 # The end of a traceback says why. A report must fit into its pipe even if nothing is read.
 LONGEST_TRACEBACK = 32_000
-
-# What ``/metrics`` says of each number.
-STATS_DESCRIPTIONS = DESCRIPTIONS
 
 # Returns a process's present numbers: instance -> name -> value.
 ReadStats = Callable[[], Mapping[str, Mapping[str, float]]]

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from sglang_omni.client import UsageInfo
-from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
+from sglang_omni.proto.stats import STATS_DESCRIPTIONS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "sglang_omni_"
@@ -131,6 +131,6 @@ def stage_families(stats: Mapping[str, Mapping[str, float]]) -> Iterable[Metric]
         if "generation_tokens_total" in numbers and "max_batch_size" in numbers:
             batches[stage] = numbers["max_batch_size"]
     for name, values in by_name.items():
-        text = DESCRIPTIONS.get(name, "Reported by the stage.")
+        text = STATS_DESCRIPTIONS.get(name, "Reported by the stage.")
         yield family(f"stage_{name}", text, values, label="stage")
-    yield family("decode_batch_size_max", DESCRIPTIONS["max_batch_size"], batches, label="stage")
+    yield family("decode_batch_size_max", STATS_DESCRIPTIONS["max_batch_size"], batches, label="stage")

@@ -21,7 +21,6 @@ from sglang_omni.config.plan import plan_pipeline
 from sglang_omni.pipeline.processes import process
 from sglang_omni.pipeline.processes.child import (
     LONGEST_TRACEBACK,
-    STATS_DESCRIPTIONS,
     ReadStats,
     configure_logging,
     run_stages,
@@ -29,6 +28,7 @@ from sglang_omni.pipeline.processes.child import (
 from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.processes.run_dir import IpcRuntimeDir, join_ipc_runtime_dir
 from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
+from sglang_omni.proto.stats import STATS_DESCRIPTIONS
 
 # Ray itself exports every 10 s by default.
 _METRICS_INTERVAL_S = 1.0
