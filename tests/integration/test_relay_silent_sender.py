@@ -246,7 +246,7 @@ def test_a_sender_out_of_files_is_not_kept_busy_and_serves_the_reader_when_it_ca
         sender.stdin.flush()
         lease = ShmLease(name, tuple(map(int, place)))  # answered once the limit is up again
         assert bytes(lease) == b"x" * 1000
-        # Of the second it had to wait. Whoever tries again and again uses up all he can get of it.
+        # CPU seconds of about one second of waiting, all of which trying again and again would use.
         assert float(sender.stdout.readline()) < 0.1
         del lease
         sender.communicate("\n", timeout=120)

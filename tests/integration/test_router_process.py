@@ -311,7 +311,7 @@ async def test_workers_are_restarted_one_by_one_without_a_failed_request() -> No
                 continue
             [worker] = [replica for replica in both if replica.url == line.split()[1].decode()]
             restarted.append(worker)
-            # The drain has waited for its requests: nobody is cut off.
+            # The drain has waited for its requests: no client is cut off.
             [state] = [entry for entry in await listed(url) if entry["url"] == worker.url]
             assert (state["draining"], state["load"]) == (True, 0)
             await worker.stop()

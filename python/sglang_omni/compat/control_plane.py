@@ -1,4 +1,4 @@
-"""Control planes with only the methods that the contract asks for (docs/contract.md, names.md).
+"""Control planes with only the methods that the contract asks for (docs/contract.md).
 
 Such a control plane has ``start``, ``recv``, ``recv_abort``, ``send_to_stage``, ``send_complete``,
 ``send_stream``, ``close`` and ``recv_endpoint``.
@@ -97,6 +97,6 @@ class PolledControlPlane:
 
 
 def as_stage_link(control_plane: Any) -> StageLink:
-    """``control_plane`` with all that a stage uses. Kept for the contract: names.md, "Control planes"."""
+    """``control_plane`` with all that a stage uses. Kept for the contract."""
     is_complete = all(hasattr(control_plane, name) for name in ("deliver_to", "resume", *_OPTIONAL))
     return control_plane if is_complete else cast(StageLink, PolledControlPlane(control_plane))

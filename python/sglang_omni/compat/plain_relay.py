@@ -1,4 +1,4 @@
-"""Relays with only the four plain methods, as the contract allows (docs/contract.md, names.md).
+"""Relays with only the four plain methods, as the contract allows (docs/contract.md).
 
 Such a relay has ``put_async``, ``get_async``, ``cleanup`` and ``close``, and carries flat uint8 tensors.
 """
@@ -35,7 +35,7 @@ class PlainRelay:
 
 
 def as_relay(relay: Any) -> Relay:
-    """``relay`` with every ability declared. Kept for the contract: names.md, "Relay helpers"."""
+    """``relay`` with every ability declared. Kept for the contract: docs/contract.md, "Communication"."""
     return cast(Relay, relay if isinstance(relay, Relay | PlainRelay) else PlainRelay(relay))
 
 
