@@ -37,6 +37,10 @@ class EngineOptions:
         page_size: Tokens in a page of the KV pool, the unit of sharing; None for the engine's own choice.
         prefix_cache: Whether requests share the keys and values of common prefixes.
         num_threads: Threads that torch uses in this process; None leaves its choice.
+        quantization: SGLang's name of a quantization; None for the one that the checkpoint names, if any.
+        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
+        attention_backend: SGLang's name; None for its choice by the hardware.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
         device: ``"cpu"`` or ``"cuda:N"``.
         mem_fraction_static: Share of a GPU's memory for weights and KV pool.
     """
@@ -49,6 +53,10 @@ class EngineOptions:
     page_size: int | None = None
     prefix_cache: bool = True
     num_threads: int | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    attention_backend: str | None = None
+    cuda_graph: bool = True
     device: str = "cpu"
     mem_fraction_static: float | None = None
     tp: TensorParallel = field(default_factory=TensorParallel)

@@ -59,7 +59,7 @@ class ModelRunner:
         logits = self.model.logits(hidden)
         if len(self._suppressed):
             logits.index_fill_(1, self._suppressed, float("-inf"))
-        return sample(logits, sampling)
+        return sample(logits, sampling).tolist()
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
         """Completes a step.

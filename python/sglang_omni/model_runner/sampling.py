@@ -43,8 +43,8 @@ class SamplingRow(NamedTuple):
     history: TokenHistory | None = None
 
 
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """The next token of each row of ``logits`` (S, vocab_size) float32, which are changed in place."""
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """The next tokens (S,) int64, on the device of ``logits`` (S, vocab_size) float32, which are changed."""
     for index, row in enumerate(rows):
         if row.history is not None:
             _penalise(logits[index], row.params, row.history)
@@ -52,7 +52,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0.0]
     if drawn:
         tokens[drawn] = _draw(logits[drawn], [rows[index] for index in drawn])
-    return tokens.tolist()
+    return tokens
 
 
 def _penalise(logits: Tensor, params: RequestSampling, history: TokenHistory) -> None:

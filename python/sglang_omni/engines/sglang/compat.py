@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from sglang_omni.engines.options import EngineOptions, TensorParallel
+from sglang_omni.engines.sglang.settings import device_index, server_args
 from sglang_omni.packages import install_line
 
 SUPPORTED_VERSION = "0.5.23"
@@ -39,20 +40,6 @@ _KERNELS_IMPORTED_BY_NAME = (
     "rotate_input_ids_cpu",
     "verify_tree_greedy_cpu",
 )
-
-# SGLang wants a few free pages beyond those that a request fills; with them, a request that needs the whole
-# pool runs.
-_POOL_SLACK = 8
-
-
-def usable_tokens(allocator: Any) -> int:
-    """The most tokens of one request that SGLang admits to a KV pool.
-
-    Args:
-        allocator: SGLang's allocator of the pool, with the ``size`` that was really built.
-    """
-    return int(allocator.size) - _POOL_SLACK * int(allocator.page_size)
-
 
 _prepared_for: str | None = None
 
@@ -219,7 +206,7 @@ class Runtime:
         self.tp = options.tp
         if options.device == "cpu" and options.tp.size > 1:
             _share_cores(options.tp.size)
-        self.server_args = _server_args(model_path, options, load_format)
+        self.server_args = server_args(model_path, options, load_format)
         # No sockets: SGLang's other processes do not run here.
         self.port_args = PortArgs(
             tokenizer_ipc_name="",
@@ -235,7 +222,7 @@ class Runtime:
             self.server_args,
             role="scheduler",
             ranks=runtime_context.SpawnRanks(
-                world_rank=options.tp.rank, dp_rank=None, gpu_id=_device_index(options)
+                world_rank=options.tp.rank, dp_rank=None, gpu_id=device_index(options)
             ),
         )
 
@@ -304,57 +291,9 @@ def _check_groups(tp: TensorParallel) -> None:
         )
 
 
-def _device_index(options: EngineOptions) -> int:
-    """The index of the GPU, or on a CPU, of the rank's share of the cores."""
-    kind, _, index = options.device.partition(":")
-    return options.tp.rank if kind == "cpu" else int(index or 0)
-
-
 def _share_cores(num_ranks: int) -> None:
     """Gives each rank its own cores. By default SGLang gives each a whole NUMA node."""
     cores = sorted(os.sched_getaffinity(0))
     shares = [cores[rank::num_ranks] or cores for rank in range(num_ranks)]
     notation = "|".join(",".join(map(str, share)) for share in shares)
     os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", notation)
-
-
-def _server_args(model_path: Path, options: EngineOptions, load_format: Any) -> Any:
-    from sglang.srt.server_args import ServerArgs
-
-    kind = options.device.split(":")[0]
-    page_size = options.page_size or 1
-    if 0 < options.chunked_prefill_size < page_size:
-        # SGLang cuts prompts at the ends of pages, and would find none to cut at.
-        raise ValueError(
-            f"chunked_prefill_size ({options.chunked_prefill_size}) must hold a page of page_size "
-            f"({page_size}) tokens"
-        )
-    per_device: dict[str, Any]
-    if kind == "cpu":
-        # Plain torch on a CPU; on a GPU, SGLang chooses by the hardware.
-        per_device = {"attention_backend": "torch_native", "mem_fraction_static": 0.3}
-    else:
-        per_device = {"base_gpu_id": _device_index(options)}
-        if options.mem_fraction_static is not None:
-            per_device["mem_fraction_static"] = options.mem_fraction_static
-    return ServerArgs(
-        model_path=str(model_path),
-        load_format=load_format,
-        device=kind,
-        dtype=options.dtype,
-        tp_size=options.tp.size,
-        sampling_backend="pytorch",
-        grammar_backend="none",
-        disable_overlap_schedule=True,
-        disable_cuda_graph=True,
-        disable_custom_all_reduce=kind == "cpu",
-        chunked_prefill_size=options.chunked_prefill_size,
-        max_total_tokens=options.max_total_tokens + _POOL_SLACK * page_size,
-        max_running_requests=options.max_running_requests,
-        page_size=page_size,
-        disable_radix_cache=not options.prefix_cache,
-        skip_tokenizer_init=True,
-        random_seed=0,
-        log_level="warning",
-        **per_device,
-    )

@@ -12,9 +12,10 @@ from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest, RequestStatus
-from sglang_omni.engines.sglang.compat import Runtime, usable_tokens
+from sglang_omni.engines.sglang.compat import Runtime
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.scheduler import HoldingScheduler
+from sglang_omni.engines.sglang.settings import usable_tokens
 
 logger = logging.getLogger(__name__)
 

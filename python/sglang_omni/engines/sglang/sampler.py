@@ -39,5 +39,5 @@ class OmniSampler(Sampler):
             picked = (logits[wanted] if len(wanted) < len(self.rows) else logits).float().cpu()
             if len(self._suppressed):
                 picked.index_fill_(1, self._suppressed, float("-inf"))
-            chosen[wanted] = torch.tensor(sample(picked, rows))
+            chosen[wanted] = sample(picked, rows)
         return chosen.to(logits.device)

@@ -11,11 +11,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from uuid import UUID
 
 # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every device, not only for the current one.
 _PORTABLE = 1
 # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is; it must be given.
 _LAZY_PEER_ACCESS = 1
+
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
 
 IPC_HANDLE_BYTES = 64
 
@@ -68,6 +73,19 @@ class CudaDriver:
         count = ctypes.c_int()
         self._call("cuDeviceGetCount", ctypes.byref(count))
         return count.value
+
+    def describe(self, device: int) -> tuple[str, str, int, tuple[int, int]]:
+        """A device's uuid, name, bytes of memory and compute capability. Creates no context on it."""
+        number, uuid, name = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(256)
+        total, major, minor = ctypes.c_size_t(), ctypes.c_int(), ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+        self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), number)
+        self._call("cuDeviceGetName", name, ctypes.c_int(len(name)), number)
+        self._call("cuDeviceTotalMem_v2", ctypes.byref(total), number)
+        for value, attribute in ((major, _CAPABILITY_MAJOR), (minor, _CAPABILITY_MINOR)):
+            self._call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), number)
+        text = f"GPU-{UUID(bytes=bytes(uuid))}"
+        return text, name.value.decode(), total.value, (major.value, minor.value)
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:

@@ -152,7 +152,7 @@ def _choose_with(states: Sequence[DualARState]) -> Choose | None:
 
     def choose(logits: Tensor, group: int) -> Tensor:
         rows = [SamplingRow(state.sampling, state.draw()) for state in states]
-        return torch.tensor(sample(logits.float(), rows))
+        return sample(logits.float(), rows)
 
     return choose
 

@@ -1,0 +1,82 @@
+"""SGLang's settings for an engine's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sglang_omni.engines.options import EngineOptions
+
+# SGLang wants a few free pages beyond those that a request fills; with them, a request that needs the whole
+# pool runs.
+_POOL_SLACK = 8
+
+
+def usable_tokens(allocator: Any) -> int:
+    """The most tokens of one request that SGLang admits to a KV pool.
+
+    Args:
+        allocator: SGLang's allocator of the pool, with the ``size`` that was really built.
+    """
+    return int(allocator.size) - _POOL_SLACK * int(allocator.page_size)
+
+
+def device_index(options: EngineOptions) -> int:
+    """The index of the GPU, or on a CPU, of the rank's share of the cores."""
+    kind, _, index = options.device.partition(":")
+    return options.tp.rank if kind == "cpu" else int(index or 0)
+
+
+def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> Any:
+    """The ``ServerArgs`` of an engine.
+
+    Args:
+        model_path: A directory with a ``config.json`` for SGLang.
+        load_format: SGLang's name of a loader, or a loader class.
+
+    Raises:
+        ValueError: Options that contradict each other.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    kind = options.device.split(":")[0]
+    page_size = options.page_size or 1
+    if 0 < options.chunked_prefill_size < page_size:
+        # SGLang cuts prompts at the ends of pages, and would find none to cut at.
+        raise ValueError(
+            f"chunked_prefill_size ({options.chunked_prefill_size}) must hold a page of page_size "
+            f"({page_size}) tokens"
+        )
+    per_device: dict[str, Any]
+    if kind == "cpu":
+        # Plain torch on a CPU; on a GPU, SGLang chooses by the hardware.
+        per_device = {"attention_backend": "torch_native", "mem_fraction_static": 0.3}
+    else:
+        per_device = {"base_gpu_id": device_index(options)}
+        if options.mem_fraction_static is not None:
+            per_device["mem_fraction_static"] = options.mem_fraction_static
+        if options.attention_backend is not None:
+            per_device["attention_backend"] = options.attention_backend
+    return ServerArgs(
+        model_path=str(model_path),
+        load_format=load_format,
+        device=kind,
+        dtype=options.dtype,
+        tp_size=options.tp.size,
+        quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
+        sampling_backend="pytorch",
+        grammar_backend="none",
+        disable_overlap_schedule=True,
+        disable_cuda_graph=True,
+        disable_custom_all_reduce=kind == "cpu",
+        chunked_prefill_size=options.chunked_prefill_size,
+        max_total_tokens=options.max_total_tokens + _POOL_SLACK * page_size,
+        max_running_requests=options.max_running_requests,
+        page_size=page_size,
+        disable_radix_cache=not options.prefix_cache,
+        skip_tokenizer_init=True,
+        random_seed=0,
+        log_level="warning",
+        **per_device,
+    )

@@ -1,0 +1,117 @@
+"""Tensors on a GPU that does not exist, and what a step on it costs the host.
+
+Under torch's ``FakeTensorMode`` operations compute shapes, dtypes and devices only, so that a machine without
+a GPU can tell a step that mixes devices (which raises), count what it launches, and count how often the host
+waits for the GPU. What it cannot tell: whether the numbers are right, and indices on another device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sglang_omni.model_runner.loader import Checkpoint
+
+# Not the first GPU, so that a bare "cuda" is a mix of devices.
+DEVICE = "cuda:1"
+
+# Operations that only make another view of a tensor, and launch nothing.
+_VIEWS = {
+    "view", "_unsafe_view", "t", "transpose", "expand", "slice", "select", "unsqueeze", "squeeze", "permute",
+    "split", "split_with_sizes", "as_strided", "detach", "unbind", "alias", "narrow", "reshape",
+    "_reshape_alias", "unfold", "diagonal", "movedim", "lift_fresh",
+}  # fmt: skip
+
+
+@contextmanager
+def fake_gpu() -> Iterator[None]:
+    """In it, tensors of every device are fake; checkpoints give empty tensors of the right shapes."""
+    take = Checkpoint._take
+
+    def fake_take(self: Checkpoint, *args: Any, **kwargs: Any) -> Tensor:
+        with unset_fake_temporarily():
+            real = take(self, *args, **kwargs)
+        return torch.empty(real.shape, dtype=real.dtype)
+
+    swap = torch.__future__.get_swap_module_params_on_conversion()
+    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+    # A module moves to a fake device by new parameters; a real one's data cannot be swapped for fake data.
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    Checkpoint._take = fake_take  # type: ignore[method-assign]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            yield
+    finally:
+        Checkpoint._take = take  # type: ignore[method-assign]
+        torch.__future__.set_swap_module_params_on_conversion(swap)
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
+
+
+class Step(TorchDispatchMode):
+    """Counts what happens inside of it, inside of ``fake_gpu``.
+
+    Args:
+        value: What every number is that the host reads from a fake tensor.
+
+    Attributes:
+        launches: Kernels, by operation; an operation that is several kernels counts once.
+        host_reads: Copies from the GPU, and single numbers read from it: each makes the host wait.
+        uploads: Copies to the GPU.
+    """
+
+    def __init__(self, value: int | float = 0) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+        self.host_reads = 0
+        self.uploads = 0
+        self._value = value
+
+    @property
+    def num_launches(self) -> int:
+        return sum(self.launches.values())
+
+    def __enter__(self) -> Step:
+        # Of a fake tensor, tolist() would read number by number instead of copying it to the host once.
+        self._tolist = FakeTensor.tolist
+        FakeTensor.tolist = lambda tensor: self._numbers(tensor)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)
+        FakeTensor.tolist = self._tolist
+
+    def _numbers(self, tensor: Tensor) -> Any:
+        numbers: Any = self._value
+        for size in reversed(tensor.cpu().shape):
+            numbers = [numbers] * size
+        return numbers
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name == "_local_scalar_dense":
+            self.host_reads += args[0].device.type == "cuda"
+            return self._value
+        out = func(*args, **(kwargs or {}))
+        source = args[0] if name == "_to_copy" else args[1] if name == "copy_" else None
+        if isinstance(source, Tensor) and source.device.type != out.device.type:
+            if out.device.type == "cpu":
+                self.host_reads += 1
+            else:
+                self.uploads += 1
+        elif name not in _VIEWS and _on_gpu(out):
+            self.launches[name] += 1
+        return out
+
+
+def _on_gpu(out: Any) -> bool:
+    outputs = out if isinstance(out, tuple | list) else (out,)
+    return any(isinstance(output, Tensor) and output.device.type == "cuda" for output in outputs)
