@@ -41,7 +41,7 @@ test: lint test-rust test-python ## linters, Rust tests, Python tests; CI runs t
 
 # Tests of one file stay in one process (tests/conftest.py). Each process takes a few GiB.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
-PARALLEL := -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+PARALLEL := -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 .PHONY: check
 check: lint test-rust ## for the edit loop: linters, Rust tests, unit tests
