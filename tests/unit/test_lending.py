@@ -12,12 +12,12 @@ import time
 import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from fake_gpu import STREAM, UUID, FakeDriver, FakeEvent, FakeGpu, install
+from fake_gpu import STREAM, UUID, FakeEvent, FakeGpu, install
 from waiting import until
 
 from sglang_omni.pipeline.relay_io import read_payload, read_stream_chunk, send_stream_chunk
@@ -27,7 +27,6 @@ from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge
 from sglang_omni.proto import OmniRequest, StagePayload, codec
 from sglang_omni.relay import RelayReadError
-from sglang_omni.relay.shm import cuda_mappings
 from sglang_omni.relay.shm.cuda_driver import CudaError
 from sglang_omni.relay.shm.cuda_ipc import CudaLender, borrow
 from sglang_omni.relay.shm.loans import MAX_LOANS
@@ -456,78 +455,3 @@ async def test_an_allocation_is_opened_once_for_all_loans_in_it(gpu: FakeGpu, se
     del kept
     await until(lambda: gpu.driver.opened == [])
     assert sender.loans.lent() == {}
-
-
-class Clock:
-    """Runs what is due later when it is told to."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.due: list[tuple[float, Any]] = []
-        monkeypatch.setattr(cuda_mappings.time, "monotonic", lambda: self.now)
-
-    def later(self, seconds: float, step: Any) -> None:
-        self.due.append((self.now + seconds, step))
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-        due = [entry for entry in self.due if entry[0] <= self.now]
-        self.due = [entry for entry in self.due if entry[0] > self.now]
-        for _, step in due:
-            step()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
-@pytest.fixture
-def mappings(clock: Clock) -> cuda_mappings.CudaMappings:
-    return cuda_mappings.CudaMappings(cast(Any, FakeDriver()), clock.later)
-
-
-def handle(address: int) -> bytes:
-    return address.to_bytes(8, "little").ljust(64, b"\0")
-
-
-def test_what_no_loan_needs_stays_open_for_a_moment(mappings: Any, clock: Clock) -> None:
-    driver = mappings._driver
-    mappings.give_back(mappings.take(0, handle(64), 1))
-    clock.advance(cuda_mappings.IDLE_SECONDS / 2)
-    again = mappings.take(0, handle(64), 1)
-    clock.advance(cuda_mappings.IDLE_SECONDS)
-    assert (driver.num_opened, driver.opened) == (1, [64]), "closed under a loan, or opened again"
-    mappings.give_back(again)
-    clock.advance(cuda_mappings.IDLE_SECONDS)
-    assert driver.opened == []
-    assert clock.due == []
-
-
-def test_the_handle_of_freed_memory_does_not_stand_for_what_came_after_it(mappings: Any) -> None:
-    driver = mappings._driver
-    mappings.give_back(mappings.take(0, handle(64), 1))
-    mappings.take(0, handle(64), 2)
-    assert (driver.num_opened, driver.opened) == (2, [64])
-
-
-def test_only_so_many_and_no_large_ones_stay_open(mappings: Any) -> None:
-    driver = mappings._driver
-    for number in range(cuda_mappings.MAX_IDLE + 3):
-        mappings.give_back(mappings.take(0, handle(64 * number), 1))
-    assert driver.opened == [64 * number for number in range(3, cuda_mappings.MAX_IDLE + 3)]
-    driver.room = cuda_mappings.MAX_IDLE_BYTES + 1
-    mappings.give_back(mappings.take(0, handle(1 << 20), 1))
-    assert 1 << 20 not in driver.opened
-
-
-def test_an_allocation_whose_size_is_unknown_is_closed(mappings: Any) -> None:
-    driver = mappings._driver
-
-    def fails(address: int) -> Any:
-        raise CudaError("unknown")
-
-    driver.allocation = fails
-    with pytest.raises(CudaError):
-        mappings.take(0, handle(64), 1)
-    assert driver.opened == []

@@ -21,7 +21,7 @@ from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.relay.shm.cuda_driver import IPC_HANDLE_BYTES, CudaError, cuda_driver
-from sglang_omni.relay.shm.cuda_mappings import CudaMappings, Mapping
+from sglang_omni.relay.shm.cuda_mappings import CudaMappings, OpenAllocation
 from sglang_omni.relay.shm.gpu_returns import when_gpu_is_done
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def _open(row: dict[str, Any], device: int, ticket: object) -> torch.Tensor:
     nbytes = span_of(shape, stride) * dtype.itemsize
     mapping = _mappings().take(device, row["handle"], row["number"])
     # From here on its end gives it back, whatever happens.
-    memory = _BorrowedMemory(device, mapping, row["offset"], nbytes, ticket)
+    memory = _BorrowedMemory(mapping, row["offset"], nbytes, ticket)
     if row["offset"] + nbytes > mapping.nbytes:
         raise ValueError(
             f"bytes {row['offset']} to {row['offset'] + nbytes} of an allocation of {mapping.nbytes}"
@@ -275,7 +275,9 @@ def _as_tensor(memory: _BorrowedMemory) -> torch.Tensor:
 class _BorrowedMemory:
     """Part of another process's allocation, open here."""
 
-    def __init__(self, device: int, mapping: Mapping, offset: int, nbytes: int, ticket: object) -> None:
+    def __init__(
+        self, device: int, mapping: OpenAllocation, offset: int, nbytes: int, ticket: object
+    ) -> None:
         self.device = device
         self.mapping = mapping
         self.ticket = ticket
@@ -291,7 +293,7 @@ class _BorrowedMemory:
         when_gpu_is_done(self.device, partial(_give_back, self.mapping, self.ticket))
 
 
-def _give_back(mapping: Mapping, ticket: object) -> None:
+def _give_back(mapping: OpenAllocation, ticket: object) -> None:
     """End a loan. Its ticket goes with this call, for the lender may have the memory back only then."""
     _mappings().give_back(mapping)
 

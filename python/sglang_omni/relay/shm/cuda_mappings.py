@@ -1,9 +1,9 @@
 """Allocations of other processes that are open here, each once, however many loans lie in it.
 
-To open one costs the driver a system call and a change of the GPU's page tables, and the allocations that
-torch cuts tensors from are few. One that no loan needs any more stays open for a moment, because the next loan
-is likely to lie in it again. Only for a moment: while it is open, its memory does not come back to the GPU when
-its owner frees it, and its owner may end.
+To open one costs the driver a system call and a change of the GPU's page tables, and the allocations
+that torch cuts tensors from are few. One that no loan needs any more stays open for a moment, because the
+next loan is likely to lie in it again. Only for a moment: while it is open, its memory does not come back
+to the GPU when its owner frees it, and its owner may end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Key = tuple[int, bytes, int]
 
 
 @dataclass(slots=True)
-class Mapping:
+class OpenAllocation:
     """An allocation that is open here.
 
     Attributes:
@@ -60,12 +60,12 @@ class CudaMappings:
         self._driver = driver
         self._later = later
         self._lock = threading.Lock()
-        self._open: dict[Key, Mapping] = {}
+        self._open: dict[Key, OpenAllocation] = {}
         # In the order in which their last loans ended.
-        self._idle: OrderedDict[Key, Mapping] = OrderedDict()
+        self._idle: OrderedDict[Key, OpenAllocation] = OrderedDict()
         self._closes_later = False
 
-    def take(self, device: int, handle: bytes, number: int) -> Mapping:
+    def take(self, device: int, handle: bytes, number: int) -> OpenAllocation:
         """Opens an allocation, unless it is open, for one more loan. ``give_back`` must follow.
 
         Raises:
@@ -85,12 +85,12 @@ class CudaMappings:
                     except BaseException:
                         self._driver.close_memory(start)
                         raise
-                mapping = self._open[key] = Mapping(key, start, nbytes)
+                mapping = self._open[key] = OpenAllocation(key, start, nbytes)
             self._idle.pop(key, None)
             mapping.loans += 1
             return mapping
 
-    def give_back(self, mapping: Mapping) -> None:
+    def give_back(self, mapping: OpenAllocation) -> None:
         """Ends one loan, which the GPU must have finished with.
 
         Raises:
@@ -126,7 +126,7 @@ class CudaMappings:
                 except CudaError as error:
                     logger.error("Another process's memory was not closed properly: %s", error)
 
-    def _close(self, mapping: Mapping) -> None:
+    def _close(self, mapping: OpenAllocation) -> None:
         del self._open[mapping.key]
         self._idle.pop(mapping.key, None)
         with self._driver.on(mapping.key[0]):
