@@ -81,13 +81,6 @@ def create_preprocess(
     return SimpleScheduler(preprocess, max_concurrency=4, sees_abort=True)
 
 
-def create_aggregate(model_path: str) -> SimpleScheduler:
-    """The stage from a prompt and the encoders' rows to the thinker's input."""
-    from sglang_omni.models.qwen3_omni.aggregate import Aggregate
-
-    return SimpleScheduler(Aggregate(Qwen3OmniCheckpoint.from_dir(model_path).tokens))
-
-
 def create_thinker(
     model_path: str,
     *,
@@ -147,7 +140,7 @@ def create_thinker(
     with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         built = build_engine(kind, thinker_decoder(checkpoint, for_speech=speech), options)
         tokenizer = load_tokenizer(checkpoint.path)
-    thinker = Qwen3OmniThinker(checkpoint, tokenizer)
+    thinker = Qwen3OmniThinker(checkpoint, tokenizer, options.device)
     return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
 
 
