@@ -1,7 +1,7 @@
-"""What a failure says of the GPU: it is short of memory, or lost to the process. Imports no torch by itself.
+"""What a failure says of the GPU: it is short of memory, or lost to the process. Imports no torch itself.
 
-After some errors (illegal address, device-side assert, uncorrectable ECC) every later CUDA call of the process
-returns the same error: "the process must be terminated and relaunched" (``cudaError_t`` in CUDA's manual).
+After some errors (illegal address, device-side assert, uncorrectable ECC) every later CUDA call of the
+process returns the same: "the process must be terminated and relaunched" (``cudaError_t`` in CUDA's manual).
 """
 
 from __future__ import annotations
