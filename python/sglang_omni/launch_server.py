@@ -186,6 +186,7 @@ def _serve(args: argparse.Namespace) -> int:
     # Imported here, so that --help comes at once.
     from sglang_omni.config import ConfigError, validate_config
     from sglang_omni.pipeline.processes.process import ProcessFailure
+    from sglang_omni.serve.launch.preflight import check_gpus
 
     try:
         config = load_pipeline(args.model_path, args.config)
@@ -194,6 +195,8 @@ def _serve(args: argparse.Namespace) -> int:
         check_installed(config)
         plan = validate_config(config)
         check_split(config)
+        if args.launcher != "ray":
+            check_gpus(plan)
         return _run_fleet(config, args) if args.dp_size > 1 else _run_replica(plan, args)
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc

@@ -23,6 +23,7 @@ static _Thread_local long depth, pushed_for;  // a fresh thread has no context
 #define INSIDE if (depth == 0) return CUDA_ERROR_INVALID_CONTEXT
 
 CUresult cuInit(unsigned int flags) { EXPECT(flags == 0); return CUDA_SUCCESS; }
+CUresult cuDriverGetVersion(int *version) { *version = 13010; return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int ordinal) { *device = ordinal + 10; return CUDA_SUCCESS; }
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     *context = (CUcontext)((1L << 40) + device);
@@ -103,6 +104,7 @@ def driver(library: Path, monkeypatch: pytest.MonkeyPatch) -> CudaDriver:
 
 
 def test_every_call_has_the_arguments_of_the_header(driver: CudaDriver) -> None:
+    assert driver.cuda_version() == (13, 1)
     with driver.on(2):
         assert driver._lib.context_of() == 12
         driver.page_lock(5 << 40, 3 << 33)

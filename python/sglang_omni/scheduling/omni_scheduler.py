@@ -12,6 +12,7 @@ from typing import Any, Generic
 
 from sglang_omni.engines.base import Engine, RequestT
 from sglang_omni.engines.request import FinishReason
+from sglang_omni.gpu_faults import after_failure
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
@@ -100,6 +101,7 @@ class OmniScheduler(Generic[RequestT]):
 
         Raises:
             RankLost: Another rank has ended, or a step has failed in a group of ranks.
+            GpuLost: A failure has left the GPU unusable for this process.
         """
         while self._follow() if self._follows else self._lead():
             self._stats = self.engine.stats()
@@ -164,6 +166,7 @@ class OmniScheduler(Generic[RequestT]):
         try:
             self._do(operation)
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            after_failure(exc)
             self._fail(operation.request_id, exc)
             return Operation("abort", operation.request_id)
         return operation
@@ -260,6 +263,7 @@ class OmniScheduler(Generic[RequestT]):
         try:
             self._emit(active)
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            after_failure(exc)
             self.outbox.put(OutgoingMessage(request_id, "error", exc))
             self.abort(request_id)
 

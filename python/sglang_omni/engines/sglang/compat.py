@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from sglang_omni.diagnosis import kernels_install_line
 from sglang_omni.engines.options import EngineOptions, TensorParallel
 from sglang_omni.engines.sglang.settings import device_index, server_args
 from sglang_omni.packages import install_line
@@ -128,7 +129,7 @@ def _load_kernels(kind: str) -> None:
         if kind != "cpu":
             raise ImportError(
                 f"SGLang's kernels cannot be loaded on this machine ({exc}): they need a CUDA driver and "
-                "pip install sgl-kernel; device='cpu' does without",
+                f"{kernels_install_line()} (`sgl-omni doctor` checks both); device='cpu' does without",
                 name="sgl_kernel",
             ) from exc
         # A later import must not find the half-initialised package.

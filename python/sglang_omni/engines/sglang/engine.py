@@ -75,6 +75,7 @@ class SGLangEngine:
             vocab_size=config.vocab_size,
             context_length=min(options.context_length or limit, limit),
             pool_tokens=self._pool_tokens,
+            num_positions=limit,
         )
         with self._runtime.active():
             req = ScheduledRequest(request, self._controller, config.vocab_size)

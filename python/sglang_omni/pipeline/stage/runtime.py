@@ -37,6 +37,7 @@ from sglang_omni.proto import (
     ProfilerStopMessage,
     RequestError,
     ShutdownMessage,
+    Unavailable,
 )
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import HasCache, HasWorkClock, Scheduler
@@ -192,8 +193,9 @@ class Stage:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if crashed.done():
                 crash = error_text(crashed.result())
+                lost = Unavailable(f"stage {self.name!r}: the scheduler crashed: {crash}")
                 for request_id in list(self._requests.active):
-                    self._fail(request_id, f"the scheduler crashed: {crash}")
+                    self._fail(request_id, lost)
                 raise RuntimeError(
                     f"Scheduler thread of {self.name!r} crashed: {crash}"
                 ) from crashed.result()
@@ -301,7 +303,7 @@ class Stage:
             error: The exception as it was raised, or the text.
         """
         info: dict[str, Any] | None = None
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError | Unavailable):
             info = error.to_dict()
         elif isinstance(error, BaseException):
             logger.error("Stage %s: request %s failed", self.name, request_id, exc_info=error)

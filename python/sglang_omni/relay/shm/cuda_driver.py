@@ -32,6 +32,10 @@ class CudaError(RuntimeError):
     """The CUDA driver is missing or refused a call; the text is its own."""
 
 
+class NoCudaDriver(CudaError):
+    """The machine has no CUDA driver at all."""
+
+
 class _IpcHandle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_ubyte * IPC_HANDLE_BYTES),)
 
@@ -68,9 +72,15 @@ class CudaDriver:
         try:
             self._lib = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise CudaError(f"no CUDA driver: {error}") from error
+            raise NoCudaDriver(f"no CUDA driver: {error}") from error
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._call("cuInit", ctypes.c_uint(0))
+
+    def cuda_version(self) -> tuple[int, int]:
+        """The newest CUDA that the driver serves, such as (13, 0). Newer minor versions run as well."""
+        version = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(version))
+        return version.value // 1000, version.value % 1000 // 10
 
     def device_count(self) -> int:
         count = ctypes.c_int()

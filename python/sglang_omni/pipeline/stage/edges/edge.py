@@ -66,7 +66,7 @@ class StreamChunk:
 class End:
     """The end of a request's stream, or its failure with ``error``.
 
-    ``error_info`` holds the fields of a RequestError.
+    ``error_info`` holds the fields of a RequestError, or of an ``Unavailable``.
     """
 
     request_id: str
