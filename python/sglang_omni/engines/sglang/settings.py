@@ -50,9 +50,19 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
     per_device: dict[str, Any]
     if kind == "cpu":
         # Plain torch on a CPU; on a GPU, SGLang chooses by the hardware.
-        per_device = {"attention_backend": "torch_native", "mem_fraction_static": 0.3}
+        per_device = {
+            "attention_backend": "torch_native",
+            "mem_fraction_static": 0.3,
+            "disable_cuda_graph": True,
+        }
     else:
-        per_device = {"base_gpu_id": device_index(options)}
+        per_device = {
+            "base_gpu_id": device_index(options),
+            "disable_cuda_graph": not options.cuda_graph,
+            # Our decoder lays out prompts on the host; SGLang's own text models can be captured whole.
+            "disable_prefill_cuda_graph": load_format != "auto",
+            "cuda_graph_max_bs_decode": options.max_running_requests,
+        }
         if options.mem_fraction_static is not None:
             per_device["mem_fraction_static"] = options.mem_fraction_static
         if options.attention_backend is not None:
@@ -68,7 +78,6 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         sampling_backend="pytorch",
         grammar_backend="none",
         disable_overlap_schedule=True,
-        disable_cuda_graph=True,
         disable_custom_all_reduce=kind == "cpu",
         chunked_prefill_size=options.chunked_prefill_size,
         max_total_tokens=options.max_total_tokens + _POOL_SLACK * page_size,
