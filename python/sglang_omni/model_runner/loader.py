@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -172,8 +172,17 @@ class Checkpoint:
         )
 
 
-# (model_path, dtype, component) -> a checkpoint whose tensors have the names of Hugging Face's decoders.
-OpenCheckpoint = Callable[[str | Path, torch.dtype | None, str], Checkpoint]
+class OpenCheckpoint(Protocol):
+    """Opens a checkpoint, with the arguments of ``Checkpoint``, by Hugging Face's names of a decoder."""
+
+    def __call__(
+        self,
+        model_path: str | Path,
+        dtype: torch.dtype | None,
+        component: str = ...,
+        *,
+        device: torch.device | str = ...,
+    ) -> Checkpoint: ...
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import time
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sglang_omni.packages import install_line
+
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype
+    from sglang_omni.engines.options import Dtype, EngineKind
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +28,16 @@ def placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[Dtype, str]:
     if gpu_id is None:
         return dtype or "float32", "cpu"
     return dtype or "bfloat16", f"cuda:{gpu_id}"
+
+
+def default_engine(gpu_id: int | None) -> EngineKind:
+    """``"sglang"`` on a GPU, if it is installed; ``"omni"`` on a CPU, where it measured faster."""
+    if gpu_id is None:
+        return "omni"
+    if importlib.util.find_spec("sglang") is None:
+        logger.warning("SGLang is not installed: the engine is 'omni' (%s)", install_line("sglang"))
+        return "omni"
+    return "sglang"
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class _Reader:
 
 def _fill(model: OmniDecoder, spec: DecoderSpec, dtype: torch.dtype) -> None:
     config, names = spec.config, spec.weights
-    checkpoint = Checkpoint(spec.model_path, dtype, spec.component)
+    checkpoint = spec.open_checkpoint(spec.model_path, dtype, spec.component)
     reader = _Reader(checkpoint)
     vocabulary = (config.vocab_size, config.hidden_size)
     if model.embed is not None:
