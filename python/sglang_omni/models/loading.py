@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype
+    from sglang_omni.engines.options import Dtype, DtypeChoice
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +20,18 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[Dtype, str]:
-    """The dtype and device of a component; the dtype is float32 on a CPU and bfloat16 on a GPU by default."""
+def placement(dtype: DtypeChoice | None, gpu_id: int | None, stored: str | None = None) -> tuple[Dtype, str]:
+    """The dtype and device of a component.
+
+    Args:
+        dtype: None or ``"auto"``: float32 on a CPU, and on a GPU bfloat16, or float16 if that is ``stored``.
+        gpu_id: The GPU; None for the CPU.
+        stored: The dtype that the checkpoint's ``config.json`` names.
+    """
+    given = None if dtype == "auto" else dtype
     if gpu_id is None:
-        return dtype or "float32", "cpu"
-    return dtype or "bfloat16", f"cuda:{gpu_id}"
+        return given or "float32", "cpu"
+    return given or ("float16" if stored == "float16" else "bfloat16"), f"cuda:{gpu_id}"
 
 
 @contextmanager
