@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
 # model_type of a checkpoint's config.json -> the pipeline that serves it, called with model_path.
-_PIPELINES = {"qwen3_omni_moe": "sglang_omni.models.qwen3_omni.config.default_config"}
 _TEXT = "sglang_omni.models.text.config.default_config"
-# The ends of names of architectures that hold nothing but a language model.
+_PIPELINES = {
+    "qwen3_omni_moe": "sglang_omni.models.qwen3_omni.config.default_config",
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe"), _TEXT),
+}
+# Other language models are known by their architecture's name, which ends so.
 _TEXT_ARCHITECTURES = ("ForCausalLM", "LMHeadModel")
 
 
@@ -110,8 +113,8 @@ def _pipeline_of(checkpoint: Path) -> str:
         return _TEXT
     raise LaunchError(
         f"--model-path {str(checkpoint)!r}: no pipeline for model_type {kind!r}, architecture "
-        f"{architectures[0]!r}; there is one for {', '.join(_PIPELINES)} and for language models "
-        f"(...{', ...'.join(_TEXT_ARCHITECTURES)}); others need a --config"
+        f"{architectures[0]!r}; there is one for {', '.join(_PIPELINES)} and for language models, "
+        f"architectures *{' and *'.join(_TEXT_ARCHITECTURES)}; others need a --config"
     )
 
 
