@@ -42,7 +42,7 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
     compat.register_model(OmniDecoder)
     # SGLang reads a config.json of its own while it starts, and not afterwards.
     with TemporaryDirectory(prefix="sglang-omni-") as directory:
-        write_config(Path(directory), spec.config)
+        write_config(Path(directory), spec)
         runtime = compat.Runtime(Path(directory), options, load_format=loader_of(spec))
         return SGLangEngine(runtime, spec, options)
 
