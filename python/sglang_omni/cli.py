@@ -100,7 +100,7 @@ def _config(args: argparse.Namespace) -> int:
     from sglang_omni.serve.launch.pipelines import LaunchError, load_pipeline
 
     try:
-        config = load_pipeline(args.model_path, args.file)
+        config = load_pipeline(args.model_path, args.file, weights=False)
         if args.action == "view":
             print(describe_config(config))
         elif args.action == "validate":

@@ -56,10 +56,16 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         nargs="?",
         type=not_empty,
         metavar="MODEL",
-        help="directory of a Qwen3-Omni, Llama or Qwen checkpoint, or "
-        f"{DEFAULT_MODEL!r} for the bundled one (default)",
+        help="directory or hub id of a Qwen3-Omni checkpoint or a language model (Llama, Qwen, Mistral, "
+        f"...), or {DEFAULT_MODEL!r} for the bundled one (default)",
     )
     parser.add_argument("--model-path", type=not_empty, metavar="MODEL", help="the same, as an option")
+    parser.add_argument(
+        "--revision",
+        type=not_empty,
+        metavar="NAME",
+        help="branch, tag or commit of a hub id (default: the hub's default branch)",
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
     parser.add_argument(
         "--host", type=not_empty, default="127.0.0.1", help="address to listen on (default: %(default)s)"
@@ -189,7 +195,7 @@ def _serve(args: argparse.Namespace) -> int:
     from sglang_omni.serve.launch.preflight import check_gpus
 
     try:
-        config = load_pipeline(args.model_path, args.config)
+        config = load_pipeline(args.model_path, args.config, args.revision)
         apply_model_flags(config, args)
         apply_health_flags(config, args)
         check_installed(config)
@@ -228,6 +234,10 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
 def _run_fleet(config: PipelineConfig, args: argparse.Namespace) -> int:
     from sglang_omni.serve.launch.fleet import FleetOptions, run_fleet
 
+    if Path(config.model_path).is_absolute() and config.model_path != args.model_path:
+        # Downloaded from the hub: the replicas get the directory, and the name by which it was asked for.
+        args.model_path = config.model_path
+        args.served_model_name = args.served_model_name or config.name
     options = FleetOptions(
         size=args.dp_size,
         host=args.host,

@@ -12,6 +12,7 @@ from sglang_omni.engines.engine import OmniEngine
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.planner import BatchPlanner
+from sglang_omni.engines.quantization import refuse_quantization
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import BatchScheduler
@@ -55,8 +56,7 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     if options.dtype not in DTYPES:
         raise ValueError(f"dtype {options.dtype!r} is not supported; known: {', '.join(DTYPES)}")
     device = torch.device(options.device)
-    if options.quantization is not None or options.kv_cache_dtype != "auto":
-        raise ValueError("engine 'omni' has no quantization of weights or cache: use engine 'sglang'")
+    refuse_quantization(spec.model_path, options)
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     tp = options.tp

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sglang_omni.packages import install_line
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype, EngineKind
+    from sglang_omni.engines.options import Dtype, DtypeChoice, EngineKind
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +23,18 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[Dtype, str]:
-    """The dtype and device of a component; the dtype is float32 on a CPU and bfloat16 on a GPU by default."""
+def placement(dtype: DtypeChoice | None, gpu_id: int | None, stored: str | None = None) -> tuple[Dtype, str]:
+    """The dtype and device of a component.
+
+    Args:
+        dtype: None or ``"auto"``: float32 on a CPU, and on a GPU bfloat16, or float16 if that is ``stored``.
+        gpu_id: The GPU; None for the CPU.
+        stored: The dtype that the checkpoint's ``config.json`` names.
+    """
+    given = None if dtype == "auto" else dtype
     if gpu_id is None:
-        return dtype or "float32", "cpu"
-    return dtype or "bfloat16", f"cuda:{gpu_id}"
+        return given or "float32", "cpu"
+    return given or ("float16" if stored == "float16" else "bfloat16"), f"cuda:{gpu_id}"
 
 
 def default_engine(gpu_id: int | None) -> EngineKind:

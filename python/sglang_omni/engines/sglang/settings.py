@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,29 @@ def device_index(options: EngineOptions) -> int:
     return options.tp.rank if kind == "cpu" else int(index or 0)
 
 
+def _check_names(options: EngineOptions, kind: str) -> None:
+    """Raise ValueError if a name is none of SGLang's, or has no effect on this kind of device."""
+    from sglang.srt.server_args import ServerArgs
+
+    given = {
+        "--quantization": options.quantization,
+        "--kv-cache-dtype": None if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
+        "--attention-backend": options.attention_backend,
+    }
+    words = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    if not words:
+        return
+    if kind == "cpu":
+        raise ValueError(f"{' '.join(words)}: for stages on a GPU; leave it out on a CPU")
+    # Only its command line checks them: ServerArgs takes any text, and fails later, or never.
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    ServerArgs.add_cli_args(parser)
+    try:
+        parser.parse_args(["--model-path", "none", *words])
+    except argparse.ArgumentError as exc:
+        raise ValueError(f"SGLang refuses it: {exc}") from None
+
+
 def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> Any:
     """The ``ServerArgs`` of an engine.
 
@@ -35,11 +59,12 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         load_format: SGLang's name of a loader, or a loader class.
 
     Raises:
-        ValueError: Options that contradict each other.
+        ValueError: Options that contradict each other, or that SGLang does not know.
     """
     from sglang.srt.server_args import ServerArgs
 
     kind = options.device.split(":")[0]
+    _check_names(options, kind)
     page_size = options.page_size or 1
     if 0 < options.chunked_prefill_size < page_size:
         # SGLang cuts prompts at the ends of pages, and would find none to cut at.
@@ -84,6 +109,8 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         max_running_requests=options.max_running_requests,
         page_size=page_size,
         disable_radix_cache=not options.prefix_cache,
+        # One pool for all layers: the scheduler here counts its tokens.
+        disable_hybrid_swa_memory=True,
         skip_tokenizer_init=True,
         random_seed=0,
         log_level="warning",

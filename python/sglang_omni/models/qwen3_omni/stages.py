@@ -87,6 +87,10 @@ def create_thinker(
     engine: EngineKind | None = None,
     speech: bool = False,
     dtype: Dtype | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    attention_backend: str | None = None,
+    cuda_graph: bool = True,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int = 16,
@@ -107,6 +111,10 @@ def create_thinker(
         speech: Whether the pipeline has a talker, which reads the answer.
         dtype: float32 on a CPU and bfloat16 on a GPU by default. bfloat16 rounds so coarsely that a greedy
             answer may depend on what else is computed; with float32 it does not.
+        quantization: SGLang's name; None for the one that the checkpoint names, if any.
+        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
+        attention_backend: SGLang's name; None for its choice by the GPU.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default, which leaves the rest to other stages.
         max_running_requests: Answers written at the same time.
@@ -135,6 +143,10 @@ def create_thinker(
         context_length=context_length,
         prefix_cache=prefix_cache,
         mem_fraction_static=mem_fraction_static,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        attention_backend=attention_backend,
+        cuda_graph=cuda_graph,
         tp=TensorParallel(tp_rank, tp_size, nccl_port),
     )
     with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
@@ -156,6 +168,9 @@ def create_talker(
     *,
     engine: EngineKind | None = None,
     dtype: Dtype | None = None,
+    kv_cache_dtype: str = "auto",
+    attention_backend: str | None = None,
+    cuda_graph: bool = True,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int = 16,
@@ -169,6 +184,9 @@ def create_talker(
         model_path: Directory of a Qwen3-Omni checkpoint.
         engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
         dtype: float32 on a CPU and bfloat16 on a GPU by default.
+        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
+        attention_backend: SGLang's name; None for its choice by the GPU.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default.
         max_running_requests: Answers spoken at the same time.
@@ -194,6 +212,9 @@ def create_talker(
         chunked_prefill_size=chunked_prefill_size,
         prefix_cache=False,
         mem_fraction_static=mem_fraction_static,
+        kv_cache_dtype=kv_cache_dtype,
+        attention_backend=attention_backend,
+        cuda_graph=cuda_graph,
     )
     with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
+from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -29,7 +30,9 @@ from sglang_omni.model_runner.upload import upload
 class Attention(nn.Module):
     """Grouped-query attention over SGLang's paged cache."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, layer: int, quantization: QuantizationConfig | None, prefix: str
+    ) -> None:
         super().__init__()
         ranks = get_parallel().tp_size
         dim = config.head_dim
@@ -42,8 +45,16 @@ class Attention(nn.Module):
             config.num_attention_heads,
             config.num_key_value_heads,
             bias=config.qkv_bias,
+            quant_config=quantization,
+            prefix=f"{prefix}.qkv_proj",
         )
-        self.o = RowParallelLinear(config.num_attention_heads * dim, config.hidden_size, bias=config.o_bias)
+        self.o = RowParallelLinear(
+            config.num_attention_heads * dim,
+            config.hidden_size,
+            bias=config.o_bias,
+            quant_config=quantization,
+            prefix=f"{prefix}.o_proj",
+        )
         self.q_norm = RMSNorm(dim, eps=config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(dim, eps=config.rms_norm_eps) if config.qk_norm else None
         self.rotary = get_rope(
@@ -71,15 +82,17 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """The sums of a layer's two branches are left to the norm that follows each."""
 
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, layer: int, quantization: QuantizationConfig | None, prefix: str
+    ) -> None:
         super().__init__()
         self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config, layer, quantization, f"{prefix}.self_attn")
         self.post_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = (
-            SGLangSparseMLP(config, layer)
+            SGLangSparseMLP(config, layer, quantization, f"{prefix}.mlp")
             if config.is_sparse(layer)
-            else SGLangDenseMLP(config, config.intermediate_size)
+            else SGLangDenseMLP(config, config.intermediate_size, quantization, f"{prefix}.mlp")
         )
 
     def forward(
@@ -127,11 +140,17 @@ class OmniDecoder(nn.Module):
             None without a ``capture_layer``.
     """
 
+    # SGLang's names of joined projections -> the checkpoint's, for the layers that a quantization leaves out.
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+
     position_deltas: Tensor
     step_rows: Tensor
     output_rows: Tensor
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, quantization: QuantizationConfig | None = None) -> None:
         super().__init__()
         config = spec.config
         self._config = config
@@ -140,7 +159,10 @@ class OmniDecoder(nn.Module):
         self.embed = (
             VocabParallelEmbedding(config.vocab_size, config.hidden_size) if spec.strategy is None else None
         )
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            Layer(config, index, quantization, f"{spec.weights.layers}.{index}")
+            for index in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         self.logits_processor = LogitsProcessor(config)
