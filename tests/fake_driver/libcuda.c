@@ -6,6 +6,7 @@
  * FAKE_GPU_BYTES       the memory of each
  * FAKE_GPU_CAPABILITY  such as 9.0
  * FAKE_MIG_SLICES      into how many slices each is divided; none for 0
+ * FAKE_GPU_FAULT       the error of making a context; 0 for none
  * CUDA_VISIBLE_DEVICES as for the real one: numbers, GPU-... and MIG-..., up to the first that is none; of slices
  *                      a process has the first alone
  *
@@ -133,6 +134,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     char path[4096];
     const char *pipes = getenv("CUDA_MPS_PIPE_DIRECTORY");
     FILE *file;
+    if (number("FAKE_GPU_FAULT", 0)) return number("FAKE_GPU_FAULT", 0);
     if (pipes) {
         snprintf(path, sizeof path, "%s/control", pipes);
         if ((file = fopen(path, "r"))) {

@@ -14,24 +14,34 @@ from sglang_omni.pipeline.processes.environment import (
     with_port,
 )
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
+from sglang_omni.pipeline.processes.mps import MpsDaemon, MpsMode, start_mps
 from sglang_omni.pipeline.processes.process import ChildProcess
 from sglang_omni.pipeline.specs import ProcessSpec
 
 
 class LocalLauncher:
-    """Starts processes as children of this one."""
+    """Starts processes as children of this one.
+
+    Args:
+        mps: Whether those on GPUs use CUDA's Multi-Process Service: ``"auto"`` if some share a GPU and it can
+            be had, ``"on"``, ``"off"``.
+    """
 
     host_address = None
+
+    def __init__(self, mps: MpsMode = "auto") -> None:
+        self._mps_mode = mps
+        self._mps: MpsDaemon | None = None
 
     def place(self, plan: PipelinePlan) -> PipelinePlan:
         """The plan as it is: a stage without a ``node`` runs here."""
         return plan
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
-        """Nothing needs to be prepared.
+        """Start the MPS daemon, if there is to be one.
 
         Raises:
-            RuntimeError: One of them belongs on another host.
+            RuntimeError: One of them belongs on another host, or MPS must be used and cannot be.
             ValueError: A stage's GPU is not there.
         """
         elsewhere = next((spec for spec in specs if spec.node is not None), None)
@@ -41,6 +51,7 @@ class LocalLauncher:
                 "this run; leave `node` out, or let hosts join (--join-port)"
             )
         refuse_missing_gpus(specs, len(visible_devices()))
+        self._mps = await start_mps(self._mps_mode, specs)
 
     async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
         """Return at once: this host is there."""
@@ -55,6 +66,8 @@ class LocalLauncher:
         try:
             for spec in ranks:
                 environment = process_environment(spec, os.environ) | of_ranks
+                if self._mps is not None:
+                    environment |= self._mps.environment_of(spec)
                 processes.append(ChildProcess(spec.process_name, spec, environment))
         except BaseException:
             for process in processes:
@@ -70,4 +83,7 @@ class LocalLauncher:
         """Nothing: processes that have ended hold nothing."""
 
     async def close(self) -> None:
-        """Nothing: there is nothing to give back."""
+        """End the MPS daemon."""
+        mps, self._mps = self._mps, None
+        if mps is not None:
+            await mps.close()
