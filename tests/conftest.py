@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_machine import FakeMachine, compile_driver
 from hypothesis import HealthCheck, settings
 from qwen3_omni_oracle import Oracle
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 from xdist.scheduler import LoadScopeScheduling
+
+from sglang_omni.relay.shm.cuda_driver import cuda_driver
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -83,3 +86,17 @@ def qwen3_omni(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Oracle
         return Oracle.make(tmp_path_factory.mktemp(f"qwen3-omni-{shape}-{seed}"), seed=seed, shape=shape)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled ``libcuda.so.1`` of ``fake_machine``."""
+    return compile_driver(tmp_path_factory.mktemp("fake-driver"))
+
+
+@pytest.fixture
+def fake_machine(fake_driver: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    """A machine without GPUs, until ``fake_machine.has(8)``."""
+    with monkeypatch.context() as patched:
+        yield FakeMachine(fake_driver, patched)
+    cuda_driver.cache_clear()

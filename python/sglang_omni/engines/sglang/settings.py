@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from sglang_omni.engines.options import EngineOptions
+from sglang_omni.gpus import CUSTOM_ALL_REDUCE
 
 # SGLang wants a few free pages beyond those that a request fills; with them, a request that needs the whole
 # pool runs.
@@ -103,7 +105,7 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         sampling_backend="pytorch",
         grammar_backend="none",
         disable_overlap_schedule=True,
-        disable_custom_all_reduce=kind == "cpu",
+        disable_custom_all_reduce=kind == "cpu" or os.environ.get(CUSTOM_ALL_REDUCE) != "1",
         chunked_prefill_size=options.chunked_prefill_size,
         max_total_tokens=options.max_total_tokens + _POOL_SLACK * page_size,
         max_running_requests=options.max_running_requests,

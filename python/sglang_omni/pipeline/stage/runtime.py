@@ -112,7 +112,7 @@ class Stage:
             scheduler if scheduler is not None else SimpleScheduler(lambda payload: payload)
         )
         self.is_terminal = is_terminal
-        self._threads = SchedulerThreads(name, self.scheduler)
+        self._threads = SchedulerThreads(name, self.scheduler, gpu_id)
         self._profiler = StageProfiler(name)
         coordinator = CoordinatorEdge(name, self.control_plane, lambda: self._outgoing.on_sent())
         self._stats = StatsReporter(name, self.scheduler, self.relays.all, coordinator.report)

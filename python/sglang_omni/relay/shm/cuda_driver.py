@@ -97,8 +97,10 @@ class CudaDriver:
         self._call("cuDeviceTotalMem_v2", ctypes.byref(total), number)
         for value, attribute in ((major, _CAPABILITY_MAJOR), (minor, _CAPABILITY_MINOR)):
             self._call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), number)
-        text = f"GPU-{UUID(bytes=bytes(uuid))}"
-        return text, name.value.decode(), total.value, (major.value, minor.value)
+        text = name.value.decode()
+        # Of a slice, the driver gives the slice's own uuid, and a name such as "NVIDIA H100 ... MIG 1g.10gb".
+        kind = "MIG" if " MIG " in text else "GPU"
+        return f"{kind}-{UUID(bytes=bytes(uuid))}", text, total.value, (major.value, minor.value)
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
