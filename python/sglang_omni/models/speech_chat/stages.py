@@ -118,6 +118,7 @@ def create_thinker(
 
     from sglang_omni.engines import DecoderSpec, EngineOptions, build_engine
     from sglang_omni.engines.options import TensorParallel
+    from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.speech_chat.thinker import SpeechChatThinker, sampling_defaults
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -137,7 +138,9 @@ def create_thinker(
         )
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     thinker = SpeechChatThinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens))
-    return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
+    return OmniScheduler(
+        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+    )
 
 
 def create_decode() -> SimpleScheduler:
