@@ -28,6 +28,8 @@ class FakeDriver:
     Attributes:
         refusal: When set, what ``page_lock`` and ``export_memory`` fail with.
         room: Bytes of every allocation, counted from the address asked for.
+        unwritable: ``(start, end)`` of memory that this process may only read; ``page_lock`` refuses it...
+        locks_read_only: ...unless this is true, and it is told.
         locked: ``(address, nbytes)`` locked now.
         opened: Addresses opened and not closed.
         num_opened: How often an allocation was opened.
@@ -39,6 +41,8 @@ class FakeDriver:
     def __init__(self) -> None:
         self.refusal: str | None = None
         self.room = 1 << 20
+        self.unwritable: list[tuple[int, int]] = []
+        self.locks_read_only = False
         self.calls: list[str] = []
         self.locked: list[tuple[int, int]] = []
         self.opened: list[int] = []
@@ -65,8 +69,11 @@ class FakeDriver:
         if not self._contexts():
             raise CudaError("invalid device context (CUDA error 201)")
 
-    def page_lock(self, address: int, nbytes: int) -> None:
+    def page_lock(self, address: int, nbytes: int, *, read_only: bool = False) -> None:
         self._called("page_lock")
+        unwritable = any(start <= address < end for start, end in self.unwritable)
+        if unwritable and not (read_only and self.locks_read_only):
+            raise CudaError("cuMemHostRegister_v2: operation not supported (CUDA error 801)")
         assert not any(a < address + nbytes and address < a + n for a, n in self.locked), "locked twice"
         self.locked.append((address, nbytes))
 

@@ -37,8 +37,9 @@ CUresult cuCtxPushCurrent(CUcontext context) {
 CUresult cuCtxPopCurrent(CUcontext *context) { INSIDE; EXPECT(context); depth--; return CUDA_SUCCESS; }
 CUresult cuMemHostRegister(void *p, size_t size, unsigned int flags) {
     INSIDE;
-    EXPECT(p == (void *)(5L << 40) && flags == CU_MEMHOSTREGISTER_PORTABLE);
-    return size == 3UL << 33 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    unsigned int read_only = size == 1UL << 33 ? CU_MEMHOSTREGISTER_READ_ONLY : 0;
+    EXPECT(p == (void *)(5L << 40) && flags == (CU_MEMHOSTREGISTER_PORTABLE | read_only));
+    return read_only || size == 3UL << 33 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 CUresult cuMemHostUnregister(void *p) { INSIDE; EXPECT(p == (void *)(5L << 40)); return CUDA_SUCCESS; }
 CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size, CUdeviceptr p) {
@@ -109,6 +110,7 @@ def test_every_call_has_the_arguments_of_the_header(driver: CudaDriver) -> None:
         assert driver._lib.context_of() == 12
         driver.page_lock(5 << 40, 3 << 33)
         driver.page_unlock(5 << 40)
+        driver.page_lock(5 << 40, 1 << 33, read_only=True)
         assert driver.allocation((9 << 40) + 100) == (9 << 40, 7 << 32)
         assert driver.allocation_number(9 << 40) == 13 << 40
         assert driver.export_memory(9 << 40) == bytes(range(64))

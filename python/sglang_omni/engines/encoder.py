@@ -147,6 +147,10 @@ class EncoderEngine:
     def flush_cache(self) -> None:
         self._cache.clear()
 
+    def reset_counters(self) -> None:
+        self._num_steps = self._num_items = self._max_batch_size = 0
+        self._hits = self._misses = 0
+
     def stats(self) -> dict[str, int]:
         """A hit is an item that has been computed, or will be, for another request."""
         return {

@@ -86,6 +86,10 @@ class OmniEngine:
     def flush_cache(self) -> None:
         self.scheduler.resources.clear_prefix_cache()
 
+    def reset_counters(self) -> None:
+        self._counters = StepCounters()
+        self.scheduler.num_retracted = 0
+
     def stats(self) -> dict[str, int]:
         scheduler, resources = self.scheduler, self.scheduler.resources
         size = resources.page_size

@@ -124,6 +124,7 @@ class Code2WavScheduler(StreamScheduler):
         first_chunk_size: ``Chunking.first_chunk_size``.
         chunking_of: ``(payload, chunking of the stage)`` -> the request's own chunking.
         max_batch_frames: The most frames, of several requests, that a ``BatchingVocoder`` decodes at once.
+        num_code_groups: Codes of a frame, for the warm-up; without it there is none.
 
     Raises:
         ValueError: A size is out of its range, or ``left_context_size`` is None but the model has no streams.
@@ -140,6 +141,7 @@ class Code2WavScheduler(StreamScheduler):
         first_chunk_size: int = 2,
         chunking_of: Callable[[StagePayload, Chunking], Chunking] | None = None,
         max_batch_frames: int = 64,
+        num_code_groups: int | None = None,
     ) -> None:
         if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:
             raise ValueError(
@@ -157,6 +159,7 @@ class Code2WavScheduler(StreamScheduler):
         self.codec_eos_token_id = codec_eos_token_id
         self.chunking_of = chunking_of
         self.max_batch_frames = max_batch_frames
+        self._num_code_groups = num_code_groups
         super().__init__(
             lambda: _Code2WavSession(self),
             expects_stream=lambda payload: True,
@@ -170,6 +173,21 @@ class Code2WavScheduler(StreamScheduler):
             assert isinstance(self.model, StreamingVocoder)
             return self.model.open_stream()
         return WindowStream(self.model, chunking.left_context_size, gapless=chunking.gapless)
+
+    def warm_up(self) -> None:
+        """Decodes one stream, with chunks of all lengths. Called before ``start``; nothing is left of it.
+
+        Raises:
+            Exception: Whatever the decoder raises.
+        """
+        if self._num_code_groups is None:
+            return
+        stream = self.open_stream(self.chunking)
+        length, longest = 0, self.chunking.chunk_size
+        while length < longest:
+            length = min(2 * length or self.chunking.first_chunk_size, longest)
+            codes = torch.zeros(1, self._num_code_groups, length, dtype=torch.int64)
+            self._decode([_Piece(self, 1, stream, codes)])
 
     def _decode(self, pieces: list[_Piece]) -> None:
         with torch.inference_mode():

@@ -185,7 +185,7 @@ def _kernels_do_not_load(machine: Machine) -> None:
         (_old_driver, "driver", "fail: serves CUDA 12.8, too old.* CUDA 13.0", "NVIDIA driver 580", False),
         (_broken_driver, "driver", "fail: it is installed, but does not work: cuInit", "nvidia-smi", False),
         (_old_gpu, "GPU 1", "fail: .*V100.* 7.0, but torch for CUDA 13.0 .*7.5", "VISIBLE_DEVICES", False),
-        (_no_kernels, "sglang-kernel", "fail: not installed; SGLang 0.5.23 needs 0.4.10", "sglang-kernel==", True),
+        (_no_kernels, "sglang-kernel", "fail: not installed; SGLang 0.5.23 needs 0.4.10", "kernel==", True),
         (_old_kernels, "sglang-kernel", "fail: 0.4.9 is installed", "'sglang-kernel==0.4.10'", True),
         (_newer_kernels, "sglang-kernel", "warn: 0.4.10.post1 is installed", "pip install", True),
         (_no_sglang, "sglang", "warn: not installed", "sgl-omni[sglang]", True),

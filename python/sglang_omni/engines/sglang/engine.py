@@ -122,6 +122,10 @@ class SGLangEngine:
         with self._runtime.active():
             self.scheduler.forget_unused_prefixes()
 
+    def reset_counters(self) -> None:
+        self._counters = StepCounters()
+        self.scheduler.num_retracted = 0
+
     def stats(self) -> dict[str, int]:
         scheduler = self.scheduler
         running = sum(req.kv.holds_kv for req in self._requests.values())

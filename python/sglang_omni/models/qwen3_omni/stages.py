@@ -128,6 +128,7 @@ def create_thinker(
     """
     from sglang_omni.engines.build import build_engine
     from sglang_omni.engines.options import TensorParallel
+    from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
     from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
     from sglang_omni.preprocessing.text import load_tokenizer
@@ -153,7 +154,9 @@ def create_thinker(
         built = build_engine(kind, thinker_decoder(checkpoint, for_speech=speech), options)
         tokenizer = load_tokenizer(checkpoint.path)
     thinker = Qwen3OmniThinker(checkpoint, tokenizer, options.device)
-    return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
+    return OmniScheduler(
+        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+    )
 
 
 def create_decode() -> SimpleScheduler:
@@ -223,7 +226,13 @@ def create_talker(
     rules = rules.for_talker(checkpoint.config["talker_config"])
     talker = Talker(checkpoint, lambda ids, media: rope_positions(ids, media, rules))
     return OmniScheduler(
-        built, talker.build_request, talker.result, talker.stream, talker.take_text, talker.end_text
+        built,
+        talker.build_request,
+        talker.result,
+        talker.stream,
+        talker.take_text,
+        talker.end_text,
+        warm_up_requests=talker.warm_up_requests,
     )
 
 
@@ -270,6 +279,7 @@ def create_code2wav(
         first_chunk_size=first_chunk_size,
         chunking_of=lambda payload, own: code2wav_chunking(payload.request, own),
         max_batch_frames=max_batch_frames,
+        num_code_groups=checkpoint.require_talker().num_code_groups,
     )
 
 

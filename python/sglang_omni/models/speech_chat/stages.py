@@ -128,6 +128,7 @@ def create_thinker(
         tp_rank, tp_size: This process's rank, and the number of ranks.
         nccl_port: Port at which the ranks meet.
     """
+    from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.speech_chat.thinker import SpeechChatThinker
     from sglang_omni.models.text.stages import load_engine
     from sglang_omni.models.text.thinker import sampling_defaults
@@ -153,7 +154,9 @@ def create_thinker(
         tp=(tp_rank, tp_size, nccl_port),
     )
     thinker = SpeechChatThinker(load_tokenizer(checkpoint), sampling_defaults(checkpoint, max_new_tokens))
-    return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
+    return OmniScheduler(
+        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+    )
 
 
 def create_decode() -> SimpleScheduler:

@@ -15,6 +15,8 @@ from uuid import UUID
 
 # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every device, not only for the current one.
 _PORTABLE = 1
+# CU_MEMHOSTREGISTER_READ_ONLY.
+_READ_ONLY = 8
 # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is; it must be given.
 _LAZY_PEER_ACCESS = 1
 
@@ -117,13 +119,18 @@ class CudaDriver:
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
-    def page_lock(self, address: int, nbytes: int) -> None:
-        """Lock whole pages of host memory, so that copies between them and a GPU are direct."""
+    def page_lock(self, address: int, nbytes: int, *, read_only: bool = False) -> None:
+        """Lock whole pages of host memory, so that copies between them and a GPU are direct.
+
+        Args:
+            read_only: The GPU may not write to them. Pages that this process may not write to can be locked
+                only so, and only if the device can do that.
+        """
         self._call(
             "cuMemHostRegister_v2",
             ctypes.c_void_p(address),
             ctypes.c_size_t(nbytes),
-            ctypes.c_uint(_PORTABLE),
+            ctypes.c_uint(_PORTABLE | (_READ_ONLY if read_only else 0)),
         )
 
     def page_unlock(self, address: int) -> None:
