@@ -23,7 +23,7 @@ from sglang_omni.gpus import (
     visible_gpus,
 )
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, place_on_gpu
-from sglang_omni.pipeline.processes.environment import all_reduce_environment, process_environment
+from sglang_omni.pipeline.processes.environment import process_environment
 from sglang_omni.pipeline.processes.local import LocalLauncher
 from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.specs import ProcessSpec
@@ -298,19 +298,23 @@ def test_ranks_use_sglangs_all_reduce_over_nvlink_alone(
     visible: str | None,
     gpu: list[int],
     linked: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_machine.has(8, visible)
     ranks = specs_of(text_model(gpu, tp_size=2), tmp_path)[1:]
-    assert all_reduce_environment(ranks, os.environ) == {CUSTOM_ALL_REDUCE: linked}
-    assert all_reduce_environment(ranks, {**os.environ, CUSTOM_ALL_REDUCE: "1"}) == {}
+    launcher = LocalLauncher("off")
+    assert [env[CUSTOM_ALL_REDUCE] for env in launcher.environments(ranks)] == [linked, linked]
+    monkeypatch.setenv(CUSTOM_ALL_REDUCE, "1")
+    assert [env[CUSTOM_ALL_REDUCE] for env in launcher.environments(ranks)] == ["1", "1"]
 
 
 def test_what_is_no_group_on_gpus_needs_no_all_reduce(
     fake_machine: FakeMachine, nvml: SimpleNamespace, tmp_path: Path
 ) -> None:
     fake_machine.has(2)
-    assert all_reduce_environment(specs_of(text_model(), tmp_path)[1:], os.environ) == {}
-    assert all_reduce_environment(specs_of(text_model(None, tp_size=2), tmp_path)[1:], os.environ) == {}
+    for config in (text_model(), text_model(None, tp_size=2)):
+        environments = LocalLauncher("off").environments(specs_of(config, tmp_path)[1:])
+        assert all(CUSTOM_ALL_REDUCE not in env for env in environments)
 
 
 def test_without_word_of_nvlink_there_is_none(
@@ -338,6 +342,8 @@ def test_a_checkpoint_is_placed_on_the_gpus_that_are_there(
     fake_machine.has(8)
     assert launch_server.main([str(tmp_path / "model"), "--dp-size", "8"]) == 0
     assert list(launched[0].gpus) == list("01234567")
+    assert launch_server.main([str(tmp_path / "model"), "--dp-size", "4", "--tp-size", "2"]) == 0
+    assert list(launched.pop().gpus) == ["0,1", "2,3", "4,5", "6,7"]
     fake_machine.has(0)
     assert launch_server.main([str(tmp_path / "model"), "--dp-size", "8"]) == 0
     assert list(launched[1].gpus) == []
