@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from fake_machine import FakeMachine, gpu_uuid, slice_uuid
 from sglang_omni import gpus, launch_server
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.config.plan import PipelinePlan, plan_pipeline
+from sglang_omni.engines.options import EngineOptions, TensorParallel
+from sglang_omni.engines.sglang.settings import server_args
 from sglang_omni.gpus import (
     CUSTOM_ALL_REDUCE,
     linked_by_nvlink,
@@ -23,10 +28,11 @@ from sglang_omni.gpus import (
     visible_gpus,
 )
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, place_on_gpu
-from sglang_omni.pipeline.processes.environment import all_reduce_environment, process_environment
+from sglang_omni.pipeline.processes.environment import process_environment, refuse_missing_gpus
 from sglang_omni.pipeline.processes.local import LocalLauncher
 from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.specs import ProcessSpec
+from sglang_omni.relay.shm.cuda_driver import cuda_driver
 from sglang_omni.serve.launch.fleet import gpus_of_replicas
 
 
@@ -100,6 +106,21 @@ def test_each_process_of_a_layout_sees_its_gpu_alone(
     found = seen(qwen3_omni(layout), tmp_path)
     assert found.pop("io") == (visible, {None})
     assert found == expected
+
+
+@pytest.mark.parametrize(("layout", "count"), [("one", 1), ("talker on another", 2), ("split", 2)])
+def test_a_layout_starts_on_the_smallest_machine_that_has_its_gpus(
+    fake_machine: FakeMachine, tmp_path: Path, layout: str, count: int
+) -> None:
+    fake_machine.has(count)
+    found = seen(qwen3_omni(layout), tmp_path)
+    del found["io"]
+    assert {process: visible for process, (visible, _) in found.items()} == {
+        process: str(gpu) for process, gpu in LAYOUTS[layout].items()
+    }
+    refuse_missing_gpus(specs_of(qwen3_omni(layout), tmp_path), count)
+    with pytest.raises(ValueError, match=f"gpu {count} is not there"):
+        refuse_missing_gpus(specs_of(text_model(count), tmp_path), count)
 
 
 def test_ranks_and_replicas_of_a_text_model(fake_machine: FakeMachine, tmp_path: Path) -> None:
@@ -245,6 +266,20 @@ def test_gpus_are_those_that_cuda_would_show(fake_machine: FakeMachine) -> None:
     assert visible_devices() == SLICES.split(",")
 
 
+def test_a_context_is_its_threads(fake_machine: FakeMachine) -> None:
+    def current() -> int | None:
+        context = ctypes.c_void_p()
+        assert driver._lib.cuCtxGetCurrent(ctypes.byref(context)) == 0
+        return context.value
+
+    fake_machine.has(2)
+    driver = cuda_driver()
+    with driver.on(1), ThreadPoolExecutor(1) as other:
+        assert current() is not None
+        assert other.submit(current).result() is None
+    assert current() is None
+
+
 def test_the_list_ends_at_what_is_no_device() -> None:
     assert listed_devices({}) is None
     for value, devices in (("", []), ("0, 1", ["0", "1"]), ("1,-1,0", ["1"]), ("NoDevFiles", ["NoDevFiles"])):
@@ -298,19 +333,44 @@ def test_ranks_use_sglangs_all_reduce_over_nvlink_alone(
     visible: str | None,
     gpu: list[int],
     linked: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_machine.has(8, visible)
     ranks = specs_of(text_model(gpu, tp_size=2), tmp_path)[1:]
-    assert all_reduce_environment(ranks, os.environ) == {CUSTOM_ALL_REDUCE: linked}
-    assert all_reduce_environment(ranks, {**os.environ, CUSTOM_ALL_REDUCE: "1"}) == {}
+    launcher = LocalLauncher("off")
+    assert [env[CUSTOM_ALL_REDUCE] for env in launcher.environments(ranks)] == [linked, linked]
+    monkeypatch.setenv(CUSTOM_ALL_REDUCE, "1")
+    assert [env[CUSTOM_ALL_REDUCE] for env in launcher.environments(ranks)] == ["1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "disabled"),
+    [("cuda:0", "1", False), ("cuda:0", "0", True), ("cuda:0", None, True), ("cpu", "1", True)],
+)
+def test_sglang_is_told(
+    monkeypatch: pytest.MonkeyPatch, device: str, said: str | None, disabled: bool
+) -> None:
+    given: dict[str, Any] = {}
+    for name in ("sglang", "sglang.srt"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    module = ModuleType("sglang.srt.server_args")
+    setattr(module, "ServerArgs", lambda **fields: given.update(fields))  # noqa: B010
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    if said is None:
+        monkeypatch.delenv(CUSTOM_ALL_REDUCE, raising=False)
+    else:
+        monkeypatch.setenv(CUSTOM_ALL_REDUCE, said)
+    server_args(Path("m"), EngineOptions(device=device, tp=TensorParallel(0, 2, 1)), "auto")
+    assert given["disable_custom_all_reduce"] is disabled
 
 
 def test_what_is_no_group_on_gpus_needs_no_all_reduce(
     fake_machine: FakeMachine, nvml: SimpleNamespace, tmp_path: Path
 ) -> None:
     fake_machine.has(2)
-    assert all_reduce_environment(specs_of(text_model(), tmp_path)[1:], os.environ) == {}
-    assert all_reduce_environment(specs_of(text_model(None, tp_size=2), tmp_path)[1:], os.environ) == {}
+    for config in (text_model(), text_model(None, tp_size=2)):
+        environments = LocalLauncher("off").environments(specs_of(config, tmp_path)[1:])
+        assert all(CUSTOM_ALL_REDUCE not in env for env in environments)
 
 
 def test_without_word_of_nvlink_there_is_none(
@@ -338,6 +398,8 @@ def test_a_checkpoint_is_placed_on_the_gpus_that_are_there(
     fake_machine.has(8)
     assert launch_server.main([str(tmp_path / "model"), "--dp-size", "8"]) == 0
     assert list(launched[0].gpus) == list("01234567")
+    assert launch_server.main([str(tmp_path / "model"), "--dp-size", "4", "--tp-size", "2"]) == 0
+    assert list(launched.pop().gpus) == ["0,1", "2,3", "4,5", "6,7"]
     fake_machine.has(0)
     assert launch_server.main([str(tmp_path / "model"), "--dp-size", "8"]) == 0
     assert list(launched[1].gpus) == []

@@ -15,7 +15,8 @@ from fake_machine import FakeMachine, gpu_uuid, slice_uuid
 from fake_mps import FakeMps
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.processes import mps
+from sglang_omni.gpus import CUSTOM_ALL_REDUCE
+from sglang_omni.pipeline.processes import environment, local, mps
 from sglang_omni.pipeline.processes.mps import MpsError
 from sglang_omni.pipeline.processes.plan import RunPlan, prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.run_dir import create_ipc_runtime_dir
@@ -27,7 +28,7 @@ def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
     return FakeMps(tmp_path, monkeypatch)
 
 
-def pipeline(folder: Path, *gpus: int | None, factory: str = "os.getcwd", **fields: Any) -> PipelineConfig:
+def pipeline(folder: Path, *gpus: Any, factory: str = "os.getcwd", **fields: Any) -> PipelineConfig:
     """A chain of stages, each in a process of its own."""
     share = {"resources": {"total_gpu_memory_fraction": 0.2}}
     names = [f"s{number}" for number in range(len(gpus))]
@@ -47,7 +48,7 @@ def planned(short_path: Path) -> Any:
     """``planned(0, 0, None)``: the processes of a run of stages on these GPUs."""
     plans: list[RunPlan] = []
 
-    def make(*gpus: int | None, **fields: Any) -> list[ProcessSpec]:
+    def make(*gpus: Any, **fields: Any) -> list[ProcessSpec]:
         plans.append(prepare_pipeline_runtime(pipeline(short_path, *gpus, **fields)))
         return plans[-1].process_specs()
 
@@ -75,6 +76,25 @@ async def test_processes_that_share_a_gpu_have_a_daemon_while_they_run(
     await daemon.close()
     assert control.calls[-1] == "quit"
     assert not (folder / "control").exists()
+
+
+async def test_ranks_that_are_told_uuids_use_no_all_reduce_that_reads_numbers(
+    fake_machine: FakeMachine, control: FakeMps, planned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_machine.has(2)
+    control.install()
+    monkeypatch.setattr(environment, "linked_by_nvlink", lambda uuids: True)
+    specs = planned([0, 1], [0, 1], tp_size=2)
+    launcher = local.LocalLauncher("auto")
+    ranks = specs[:2]
+    assert {env[CUSTOM_ALL_REDUCE] for env in launcher.environments(ranks)} == {"1"}
+    await launcher.start(specs)
+    try:
+        told = launcher.environments(ranks)
+    finally:
+        await launcher.close()
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in told] == [gpu_uuid(0), gpu_uuid(1)]
+    assert {env[CUSTOM_ALL_REDUCE] for env in told} == {"0"}
 
 
 @pytest.mark.parametrize(

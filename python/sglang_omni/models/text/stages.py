@@ -105,7 +105,9 @@ def create_thinker(
         tp=(tp_rank, tp_size, nccl_port),
     )
     thinker = TextThinker(load_tokenizer(model_path), sampling_defaults(Path(model_path)))
-    return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
+    return OmniScheduler(
+        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+    )
 
 
 def load_engine(

@@ -76,17 +76,23 @@ def process_environment(spec: ProcessSpec, env: Mapping[str, str]) -> dict[str, 
     return environment | told
 
 
-def all_reduce_environment(ranks: Sequence[ProcessSpec], env: Mapping[str, str]) -> dict[str, str]:
+def all_reduce_environment(
+    ranks: Sequence[ProcessSpec], environments: Sequence[Mapping[str, str]]
+) -> dict[str, str]:
     """The variable that lets the ranks of one stage on GPUs use SGLang's own all-reduce, or not.
 
-    They may if NVML says that NVLink links their GPUs, and ``CUDA_VISIBLE_DEVICES`` has numbers alone:
-    SGLang reads no UUIDs there. Else they use NCCL's. ``env`` may say otherwise.
+    They may if NVML says that NVLink links their GPUs, and ``CUDA_VISIBLE_DEVICES`` has numbers: SGLang reads
+    no UUIDs there. Else they use NCCL's.
+
+    Args:
+        ranks: The ranks' processes.
+        environments: Their environments otherwise, which may say it already.
     """
     gpu_ids = [spec.stages[0].gpu_id for spec in ranks]
-    if len(ranks) == 1 or None in gpu_ids or CUSTOM_ALL_REDUCE in env:
+    if len(ranks) == 1 or None in gpu_ids or CUSTOM_ALL_REDUCE in environments[0]:
         return {}
     uuids = [gpu.uuid for gpu in visible_gpus() if gpu.index in gpu_ids]
-    are_numbers = all(entry.isdigit() for entry in listed_devices(env) or ())
+    are_numbers = all(env[VISIBLE_DEVICES].isdigit() for env in environments)
     linked = are_numbers and len(uuids) == len(ranks) and linked_by_nvlink(uuids)
     return {CUSTOM_ALL_REDUCE: "1" if linked else "0"}
 

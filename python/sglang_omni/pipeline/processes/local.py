@@ -59,15 +59,11 @@ class LocalLauncher:
     def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
         """See ``Launcher``. Ranks get a port that is theirs while they run."""
         held = None
-        of_ranks = all_reduce_environment(ranks, os.environ)
         if len(ranks) > 1:
             ranks, held = with_port(ranks)
         processes: list[LaunchedProcess] = []
         try:
-            for spec in ranks:
-                environment = process_environment(spec, os.environ) | of_ranks
-                if self._mps is not None:
-                    environment |= self._mps.environment_of(spec)
+            for spec, environment in zip(ranks, self.environments(ranks), strict=True):
                 processes.append(ChildProcess(spec.process_name, spec, environment))
         except BaseException:
             for process in processes:
@@ -78,6 +74,19 @@ class LocalLauncher:
         if held is not None:
             processes[0].exited.add_done_callback(lambda _: held.close())
         return processes
+
+    def environments(self, ranks: Sequence[ProcessSpec]) -> list[dict[str, str]]:
+        """The whole environment of each process that ``launch`` would start.
+
+        Raises:
+            ValueError: A stage's GPU is not visible.
+        """
+        environments = [process_environment(spec, os.environ) for spec in ranks]
+        if self._mps is not None:
+            told = [self._mps.environment_of(spec) for spec in ranks]
+            environments = [env | more for env, more in zip(environments, told, strict=True)]
+        of_ranks = all_reduce_environment(ranks, environments)
+        return [env | of_ranks for env in environments]
 
     def release(self, ranks: Sequence[ProcessSpec]) -> None:
         """Nothing: processes that have ended hold nothing."""
