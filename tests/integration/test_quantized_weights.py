@@ -23,6 +23,7 @@ from sglang_omni.engines.quantization import quantization_of
 from sglang_omni.engines.text import build_text_engine, default_text_engine
 
 BLOCK = 16
+PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 LEFT_OUT = "model.layers.1.self_attn.o_proj"
 FP8 = {
     "quant_method": "fp8",
@@ -30,7 +31,26 @@ FP8 = {
     "weight_block_size": [BLOCK, BLOCK],
     "modules_to_not_convert": ["lm_head", LEFT_OUT],
 }
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": True}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True, "lm_head": False}
+CHANNELS = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                **{"num_bits": 8, "type": "float", "strategy": "channel"},
+                **{"symmetric": True, "dynamic": False, "observer": "minmax"},
+            },
+            "input_activations": {
+                **{"num_bits": 8, "type": "float", "strategy": "token"},
+                **{"symmetric": True, "dynamic": True},
+            },
+        }
+    },
+    "ignore": ["lm_head", "re:.*mlp.gate$"],
+}
 Quantize = Callable[[str, Tensor], dict[str, Tensor]]
 
 
@@ -43,6 +63,15 @@ def to_fp8(name: str, weight: Tensor) -> dict[str, Tensor]:
     return {f"{name}.weight": quantized, f"{name}.weight_scale_inv": scales}
 
 
+def to_channels(name: str, weight: Tensor) -> dict[str, Tensor]:
+    """Rows with a scale each."""
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    return {
+        f"{name}.weight": (weight / scales).to(torch.float8_e4m3fn),
+        f"{name}.weight_scale": scales.bfloat16(),
+    }
+
+
 def to_gptq(name: str, weight: Tensor) -> dict[str, Tensor]:
     """Random words of the right shapes: nothing here computes with them."""
     outputs, inputs = weight.shape
@@ -53,9 +82,9 @@ def to_gptq(name: str, weight: Tensor) -> dict[str, Tensor]:
 
     return {
         f"{name}.qweight": words(inputs // 8, outputs),
-        f"{name}.qzeros": words(inputs // 16, outputs // 8),
-        f"{name}.scales": torch.rand(inputs // 16, outputs, generator=generator).half(),
-        f"{name}.g_idx": torch.arange(inputs).int() // 16,
+        f"{name}.qzeros": words(inputs // 32, outputs // 8),
+        f"{name}.scales": torch.rand(inputs // 32, outputs, generator=generator).half(),
+        f"{name}.g_idx": torch.arange(inputs).int() // 32,
         f"{name}.bias": torch.zeros(outputs).half(),
     }
 
@@ -100,10 +129,7 @@ def runtime(checkpoint: TinyCheckpoint) -> Iterator[Any]:
 def filled(runtime: Any, path: Path, quantization: Any, dtype: torch.dtype = torch.bfloat16) -> Any:
     from sglang_omni.engines.sglang.weights import build_and_fill
 
-    quantization.packed_modules_mapping = {
-        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
-        "gate_up_proj": ["gate_proj", "up_proj"],
-    }
+    quantization.packed_modules_mapping = PACKED
     with runtime.active():
         return build_and_fill(DecoderSpec.from_dir(path), quantization, dtype, "cpu")
 
@@ -137,21 +163,48 @@ def test_every_block_of_fp8_and_its_scale_have_a_place(runtime: Any, fp8: Path) 
                 assert torch.equal(getattr(experts, f"w2_{kind}")[expert].float(), down)
 
 
-def test_every_word_of_gptq_has_a_place(runtime: Any, tmp_path: Path) -> None:
-    from sglang.srt.layers.quantization.gptq import GPTQConfig
+def test_every_word_of_gptq_has_a_place(
+    runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.layers.quantization.gptq import GPTQMarlinConfig
+    from sglang.srt.layers.quantization.gptq.schemes import gptq_marlin
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(SHAPES, "qwen3-even", {**SHAPES["qwen3"], "intermediate_size": 128})
-        dense = make_checkpoint(tmp_path / "dense", "qwen3-even", 0)
+    # It asks what the GPU can do.
+    monkeypatch.setattr(gptq_marlin, "verify_marlin_supported", lambda **_: None)
+    monkeypatch.setitem(SHAPES, "qwen3-even", {**SHAPES["qwen3"], "intermediate_size": 128})
+    dense = make_checkpoint(tmp_path / "dense", "qwen3-even", 0)
     path = quantized_copy(dense, tmp_path / "gptq", to_gptq, GPTQ)
     stored = load_file(path / "model.safetensors")
-    model = filled(runtime, path, GPTQConfig.from_config(dict(GPTQ)), torch.float16)
+    model = filled(runtime, path, GPTQMarlinConfig.from_config(dict(GPTQ)), torch.float16)
     for index, layer in enumerate(model.layers):
         where = f"model.layers.{index}.self_attn"
         for kind in ("qweight", "qzeros", "scales"):
             parts = [stored[f"{where}.{part}_proj.{kind}"] for part in "qkv"]
             assert torch.equal(getattr(layer.attention.qkv, kind), torch.cat(parts, dim=1))
         assert torch.equal(layer.mlp.down.qweight, stored[f"model.layers.{index}.mlp.down_proj.qweight"])
+
+
+def test_every_row_of_compressed_tensors_has_a_place(
+    runtime: Any, checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+
+    # It asks what the GPU can do.
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(CompressedTensorsConfig, "_check_scheme_supported", lambda *_, **__: True)
+    path = quantized_copy(checkpoint, tmp_path / "channels", to_channels, CHANNELS)
+    stored = load_file(path / "model.safetensors")
+    config = CompressedTensorsConfig.from_config({**CHANNELS, "packed_modules_mapping": PACKED})
+    model = filled(runtime, path, config)
+    layer = model.layers[0]
+    for kind in ("weight", "weight_scale"):
+        parts = [stored[f"model.layers.0.self_attn.{part}_proj.{kind}"].float() for part in "qkv"]
+        found = getattr(layer.attention.qkv, kind).float()
+        assert torch.equal(found, torch.cat(parts))
+        where = "model.layers.0.mlp.experts.3"
+        parts = [stored[f"{where}.{part}_proj.{kind}"].float() for part in ("gate", "up")]
+        assert torch.equal(getattr(layer.mlp.experts, f"w13_{kind}")[3].float(), torch.cat(parts))
+    assert layer.mlp.router.weight.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
