@@ -205,6 +205,7 @@ def create_talker(
     with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
         built = build_engine(kind, talker_decoder(checkpoint, strategy), options)
+        strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
     rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
     rules = rules.for_talker(checkpoint.config["talker_config"])
     talker = Talker(checkpoint, lambda ids, media: rope_positions(ids, media, rules))
