@@ -205,6 +205,7 @@ def create_talker(
     with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
         built = build_engine(kind, talker_decoder(checkpoint, strategy), options)
+        strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
     rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
     rules = rules.for_talker(checkpoint.config["talker_config"])
     talker = Talker(checkpoint, lambda ids, media: rope_positions(ids, media, rules))
@@ -222,6 +223,7 @@ def create_code2wav(
     chunk_size: int = 25,
     first_chunk_size: int = 2,
     max_batch_frames: int = 64,
+    cuda_graph: bool = True,
 ) -> Code2WavScheduler:
     """The stage from frames of codes to speech, chunk by chunk.
 
@@ -234,6 +236,7 @@ def create_code2wav(
         first_chunk_size: Frames of the first chunk; later chunks grow up to ``chunk_size``.
         max_batch_frames: Frames decoded at once, of requests whose chunks are equally long. A larger value
             pays off with more cores: a request's first chunk waits for the running batch.
+        cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
     """
     import torch
 
@@ -247,7 +250,7 @@ def create_code2wav(
     torch.set_num_threads(num_threads or _threads())
     with loading(f"the codec of {checkpoint.path}, {computed_in} on {device},"):
         vocoder = load_code2wav(checkpoint, DTYPES[computed_in], device)
-    return Code2WavScheduler(
+    scheduler = Code2WavScheduler(
         vocoder,
         device,
         stream_chunk_size=chunk_size,
@@ -257,6 +260,8 @@ def create_code2wav(
         chunking_of=lambda payload, own: code2wav_chunking(payload.request, own),
         max_batch_frames=max_batch_frames,
     )
+    vocoder.record_graphs(scheduler.chunking.sizes, scheduler.max_batch_frames, cuda_graph=cuda_graph)
+    return scheduler
 
 
 def default_engine(gpu_id: int | None) -> EngineKind:

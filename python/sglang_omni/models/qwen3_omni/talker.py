@@ -27,7 +27,8 @@ class Talker:
     """The callbacks of the stage's ``OmniScheduler``.
 
     Payloads are ``TalkerInput``, streamed items ``ThinkerText``. Streams (frames, groups) int64 codes to the
-    next stage; results are ``{"finish_reason", "frames"}``.
+    next stage, on the talker's device, from which the edge moves them if it must. Results are
+    ``{"finish_reason", "frames"}``.
     """
 
     def __init__(self, checkpoint: Qwen3OmniCheckpoint, positions_of: PositionsOf) -> None:
@@ -89,7 +90,9 @@ class Talker:
         frames = _state_of(request).frames[told:]
         if not frames:
             return []
-        return [OutgoingMessage(request.request_id, "stream", torch.stack(frames))]
+        # A step makes one frame, which is lent or copied as it is.
+        codes = frames[0].unsqueeze(0) if len(frames) == 1 else torch.stack(frames)
+        return [OutgoingMessage(request.request_id, "stream", codes)]
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         data = {
