@@ -97,10 +97,11 @@ def _run(args: list[str]) -> int:
 
 def _config(args: argparse.Namespace) -> int:
     from sglang_omni.config import ConfigError, describe_config, resolve_config, validate_config
-    from sglang_omni.serve.launch.pipelines import LaunchError, load_pipeline
+    from sglang_omni.serve.launch.pipelines import LaunchError, fit_gpus, load_pipeline
 
     try:
         config = load_pipeline(args.model_path, args.file, weights=False)
+        memory = fit_gpus(config, elsewhere=True)
         if args.action == "view":
             print(describe_config(config))
         elif args.action == "validate":
@@ -109,9 +110,9 @@ def _config(args: argparse.Namespace) -> int:
         else:
             import yaml
 
-            resolved = resolve_config(config, on_any_host=args.launcher == "ray")
+            resolved = resolve_config(config, on_any_host=args.launcher == "ray", memory=memory)
             print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="")
-    except (ConfigError, LaunchError, ImportError, ValueError) as exc:
+    except (ConfigError, LaunchError, ImportError, OSError, ValueError) as exc:
         print(exc, file=sys.stderr)
         return 1
     return 0

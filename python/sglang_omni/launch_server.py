@@ -27,6 +27,7 @@ from sglang_omni.serve.launch.pipelines import (
     LaunchError,
     check_installed,
     check_split,
+    fit_gpus,
     load_pipeline,
 )
 from sglang_omni.serve.launch.stopping import stop_with_parent
@@ -34,6 +35,8 @@ from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
 if TYPE_CHECKING:
     from sglang_omni.config.plan import PipelinePlan
+
+logger = logging.getLogger(__name__)
 
 # Flags that every replica of a fleet is given as the fleet was.
 _PASSED_ON = (
@@ -213,6 +216,9 @@ def _plan(args: argparse.Namespace) -> PipelinePlan:
     apply_model_flags(config, args)
     apply_health_flags(config, args)
     check_installed(config)
+    memory = fit_gpus(config, elsewhere=args.launcher == "ray")
+    for line in memory.lines() if memory is not None else ():
+        logger.info("%s", line)
     plan = validate_config(config)
     check_split(config)
     if args.launcher != "ray":

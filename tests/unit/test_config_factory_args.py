@@ -27,7 +27,7 @@ from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniColocatedPipelineConfig,
     Qwen3OmniPipelineConfig,
     Qwen3OmniThinkerPipelineConfig,
-    place_on_gpu,
+    place_on_gpus,
 )
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 
@@ -181,7 +181,8 @@ def test_a_stage_on_a_gpu_has_a_factory_that_hears_of_it(size: int) -> None:
 def test_the_bundled_pipelines_place_no_stage_on_a_gpu_that_its_factory_does_not_hear_of() -> None:
     for kind in (Qwen3OmniThinkerPipelineConfig, Qwen3OmniPipelineConfig, Qwen3OmniColocatedPipelineConfig):
         config = kind(model_path="m")
-        place_on_gpu(config, 0)
+        place_on_gpus(config, [0])
+        config.placement.require_memory_fraction_for_colocation = False
         validate_config(config)
     config = SpeechChatPipelineConfig()
     validate_config(config)

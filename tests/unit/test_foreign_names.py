@@ -29,6 +29,8 @@ PLACES = {
     "versions/asyncio.py": {"asyncio"},
     "versions/torch.py": {"torch"},
     "engines/sglang/compat.py": {"sglang"},
+    # Sizes SGLang's KV pool in its place.
+    "engines/sglang/memory.py": {"sglang"},
     # A subclass of SGLang's scheduler: it has to override what that one calls itself.
     "engines/sglang/scheduler.py": {"sglang"},
     # NIXL's documented import is of `nixl._api`.

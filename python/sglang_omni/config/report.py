@@ -19,6 +19,7 @@ from sglang_omni.config.factory_args import (
 from sglang_omni.config.imports import Signature, inspect_path
 from sglang_omni.config.instances import is_placeholder, stage_instances, stage_of
 from sglang_omni.config.io import ConfigError, config_to_dict
+from sglang_omni.config.memory import MemoryPlan
 from sglang_omni.config.placement import gpu_label, resolve_stage_gpu_ids
 from sglang_omni.config.plan import PipelinePlan, plan_pipeline, with_placeholder_nodes
 from sglang_omni.config.relay_backends import is_class_path
@@ -52,13 +53,16 @@ def validate_config(config: PipelineConfig) -> PipelinePlan:
     return plan
 
 
-def resolve_config(config: PipelineConfig, *, on_any_host: bool = False) -> dict[str, Any]:
+def resolve_config(
+    config: PipelineConfig, *, on_any_host: bool = False, memory: MemoryPlan | None = None
+) -> dict[str, Any]:
     """The config with everything the runtime derives from it, as plain values. Imports the factories.
 
     Args:
         config: The pipeline.
         on_any_host: True if a process without a ``node`` may be on any host, as under Ray, and not only on
             the coordinator's.
+        memory: What the stages take of this host's GPUs, from ``fit_memory``; None for nothing.
 
     Raises:
         ConfigError: The config cannot run; one line for each problem.
@@ -94,6 +98,7 @@ def resolve_config(config: PipelineConfig, *, on_any_host: bool = False) -> dict
             }
             for gpu in plan.placement.gpus.values()
         },
+        **({"gpu_memory": memory.as_values()} if memory is not None else {}),
         "stages": {
             stage.name: {
                 "factory": stage_factory_path(stage)[0],

@@ -31,8 +31,8 @@ class EngineOptions:
     """
     Attributes:
         max_running_requests: Sequences decoded together.
-        max_total_tokens: Size of the KV pool that all sequences share. If memory is short, SGLang builds a
-            smaller one; ``stats()`` has its size.
+        max_total_tokens: Size of the KV pool that all sequences share. With ``mem_fraction_static``, SGLang
+            builds a smaller one if memory is short; ``stats()`` has its size.
         chunked_prefill_size: The most prompt tokens in one step; longer prompts take several. -1 for whole
             prompts.
         context_length: The most tokens of prompt and answer together; None for the checkpoint's own limit.
@@ -44,7 +44,9 @@ class EngineOptions:
         attention_backend: SGLang's name; None for its choice by the hardware.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
         device: ``"cpu"`` or ``"cuda:N"``.
-        mem_fraction_static: Share of a GPU's memory for weights and KV pool.
+        mem_fraction_static: Share of a GPU's memory for weights and KV pool; SGLang then sizes the pool by
+            the memory that it finds free.
+        memory_bytes: What this process may take of its device; None for no limit but the device's.
     """
 
     dtype: Dtype = "float32"
@@ -61,6 +63,7 @@ class EngineOptions:
     cuda_graph: bool = True
     device: str = "cpu"
     mem_fraction_static: float | None = None
+    memory_bytes: int | None = None
     tp: TensorParallel = field(default_factory=TensorParallel)
 
     def __post_init__(self) -> None:
@@ -74,6 +77,7 @@ class EngineOptions:
             "context_length",
             "page_size",
             "num_threads",
+            "memory_bytes",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -17,7 +17,7 @@ from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniPipelineConfig,
     Qwen3OmniTextPipelineConfig,
     Qwen3OmniThinkerPipelineConfig,
-    place_on_gpu,
+    place_on_gpus,
 )
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -94,9 +94,10 @@ def test_the_configs_keep_every_rule(config: Any) -> None:
     validate_config(config(model_path="/nowhere"))
 
 
-def test_on_one_gpu_the_models_share_its_memory() -> None:
+def test_on_one_gpu_are_the_stages_with_models() -> None:
     config = Qwen3OmniPipelineConfig(model_path="/nowhere")
-    place_on_gpu(config, 0)
+    place_on_gpus(config, [0])
+    config.placement.require_memory_fraction_for_colocation = False
     validate_config(config)
     assert [stage.name for stage in config.stages if stage.gpu is None] == ["preprocess", "decode"]
     edges = plan_pipeline(config).edges

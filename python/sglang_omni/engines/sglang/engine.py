@@ -13,6 +13,7 @@ from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest, RequestStatus
 from sglang_omni.engines.sglang.compat import Runtime
+from sglang_omni.engines.sglang.memory import own_pool
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.scheduler import HoldingScheduler
 from sglang_omni.engines.sglang.settings import usable_tokens
@@ -32,9 +33,9 @@ class SGLangEngine:
         self._config = spec.config
         self._options = options
         self._controller = IterationController(spec.config.eos_token_ids)
-        with runtime.building():
+        with runtime.building(), own_pool(options):
             self.scheduler = HoldingScheduler(runtime, spec)
-        # The size that SGLang built, below the option if memory is short: SGLang only warns of that.
+        # The size that SGLang built. If SGLang chose it and memory is short, it only warns.
         self._pool_tokens = usable_tokens(self.scheduler.token_to_kv_pool_allocator)
         if self._pool_tokens < 1:
             raise ValueError(

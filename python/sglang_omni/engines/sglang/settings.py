@@ -24,6 +24,16 @@ def usable_tokens(allocator: Any) -> int:
     return int(allocator.size) - _POOL_SLACK * int(allocator.page_size)
 
 
+def pool_tokens(options: EngineOptions, page_size: int) -> int:
+    """The size of a pool in which ``usable_tokens`` are at least ``max_total_tokens``.
+
+    Args:
+        options: The engine's.
+        page_size: What SGLang made of the options': some attention kernels want larger pages.
+    """
+    return (-(-options.max_total_tokens // page_size) + _POOL_SLACK) * page_size
+
+
 def device_index(options: EngineOptions) -> int:
     """The index of the GPU, or on a CPU, of the rank's share of the cores."""
     kind, _, index = options.device.partition(":")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
+from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.gpus import Gpu, visible_gpus
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.memory import stage_demand
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
-from sglang_omni.relay.shm.cuda_driver import gpu_count
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
 _ENCODERS = ["image_encoder", "audio_encoder"]
-# Shares of one GPU's memory. In bfloat16, the published thinker's weights are 61 GB, the talker's 7 GB.
-_GPU_SHARES = {
-    "image_encoder": 0.06,
-    "audio_encoder": 0.06,
-    "thinker": 0.66,
-    "talker": 0.14,
-    "code2wav": 0.06,
-}
+# Stages with models, and of these the ones that a second GPU takes.
+_MODELS = (*_ENCODERS, "thinker", "talker", "code2wav")
+_SPEAKING = ("talker", "code2wav")
+
+# Quantized checkpoints, with the bytes of a weight: of int4, each group of 128 has a scale and a zero.
+_STORED = (
+    ("FP8 (--quantization fp8 loads all in 16 bits first)", 1.0),
+    ("int4 (AWQ, GPTQ)", 0.53),
+)
 
 
 def thinker_stages() -> list[StageConfig]:
@@ -135,6 +139,61 @@ class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
         fields: dict[str, Any] = Qwen3OmniCheckpoint.from_dir(self.model_path).config[f"{stage}_config"]
         return dict(fields["text_config"])
 
+    # If set, the checkpoint is taken for one whose quantized weights have so many bytes each.
+    _stored_item: float | None = PrivateAttr(default=None)
+
+    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
+        """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
+        checkpoint = Qwen3OmniCheckpoint.from_dir(self.model_path)
+        args = {"tp_size": stage.tp_size, **args}
+        return stage_demand(checkpoint, stage.name, args, self._stored_item)
+
+    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
+        """Pipelines that take less memory, each with what to change for it."""
+        names = {stage.name for stage in self.stages}
+        kinds: list[tuple[type[Qwen3OmniThinkerPipelineConfig], str]] = [(type(self), "")]
+        if "talker" in names:
+            kinds.append((Qwen3OmniThinkerPipelineConfig, "answers in text only"))
+        if "image_encoder" in names:
+            kinds.append((Qwen3OmniTextPipelineConfig, "text in and out"))
+        is_quantized = "quantization_config" in Qwen3OmniCheckpoint.from_dir(self.model_path).config
+        for kind, words in kinds:
+            config_cls = f"{words}: config_cls {kind.__module__}.{kind.__name__}" if words else ""
+            if config_cls:
+                yield config_cls, self._variant(kind)
+            also = f", and {config_cls}" if config_cls else ""
+            yield f"--tp-size 2{also}", self._variant(kind, tp_size=2)
+            if is_quantized:
+                continue
+            yield f"--quantization fp8{also}", self._variant(kind, quantization="fp8")
+            for name, item in _STORED:
+                yield f"a checkpoint quantized to {name}{also}", self._variant(kind, stored_item=item)
+
+    def _variant(
+        self,
+        kind: type[Qwen3OmniThinkerPipelineConfig],
+        *,
+        tp_size: int = 1,
+        quantization: str | None = None,
+        stored_item: float | None = None,
+    ) -> PipelineConfig:
+        """A pipeline of another kind whose stages are placed and set as in this one."""
+        own = {stage.name: stage for stage in self.stages}
+        variant = kind(model_path=self.model_path)
+        variant._stored_item = stored_item
+        for stage in variant.stages:
+            stage.gpu = own[stage.name].gpu
+            given = self.runtime_overrides.get(stage.name, {})
+            stage.factory_args |= {**own[stage.name].factory_args, **given}
+            if stage.name in ("thinker", "talker") and quantization is not None:
+                stage.factory_args["quantization"] = quantization
+            if stage.name == "thinker":
+                if isinstance(stage.gpu, int) and tp_size > 1:
+                    stage.gpu = list(range(stage.gpu, stage.gpu + tp_size))
+                    stage.tp_size = tp_size
+                stage.factory_args["speech"] = any(other.name == "talker" for other in variant.stages)
+        return variant
+
 
 class Qwen3OmniTextPipelineConfig(Qwen3OmniThinkerPipelineConfig):
     """Text in, text out."""
@@ -168,17 +227,21 @@ class Qwen3OmniColocatedPipelineConfig(Qwen3OmniPipelineConfig):
 Qwen3OmniSpeechColocatedPipelineConfig = Qwen3OmniColocatedPipelineConfig
 
 
-def place_on_gpu(config: PipelineConfig, gpu: int) -> None:
-    """Places the stages with models on one GPU, each with its share of the memory."""
+def place_on_gpus(config: PipelineConfig, gpus: Sequence[int]) -> None:
+    """Places the stages with models on the first GPU; talker and codec on the second, if there are two."""
     for stage in config.stages:
-        share = _GPU_SHARES.get(stage.name)
-        if share is not None:
-            stage.gpu = gpu
-            stage.runtime.resources.total_gpu_memory_fraction = share
+        if stage.name in _MODELS:
+            stage.gpu = gpus[1] if stage.name in _SPEAKING and len(gpus) > 1 else gpus[0]
 
 
-def default_config(model_path: str) -> PipelineConfig:
-    """The pipeline with speech if the checkpoint has a talker, on the first GPU if there is one.
+def default_config(model_path: str, gpus: Sequence[Gpu] | None = None) -> PipelineConfig:
+    """The pipeline with speech if the checkpoint has a talker, on the first GPUs if there are any.
+
+    ``sglang_omni.config.fit_memory`` then gives the stages their shares of the GPUs' memory.
+
+    Args:
+        model_path: Directory of a checkpoint.
+        gpus: The GPUs to use; those of this machine if None.
 
     Raises:
         FileNotFoundError, ValueError: ``model_path`` is not a Qwen3-Omni checkpoint.
@@ -186,6 +249,7 @@ def default_config(model_path: str) -> PipelineConfig:
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     kind = Qwen3OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen3OmniPipelineConfig
     config = kind(model_path=model_path)
-    if gpu_count() > 0:
-        place_on_gpu(config, 0)
+    found = visible_gpus() if gpus is None else gpus
+    if found:
+        place_on_gpus(config, [gpu.index for gpu in found])
     return config

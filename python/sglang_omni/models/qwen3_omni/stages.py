@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.loading import available_cores, default_engine, loading, placement
+from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, pool_on_gpu, share_bytes
 from sglang_omni.models.qwen3_omni.components.checkpoint import SAMPLE_RATE, Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.memory import GPU_CODEC_FRAMES, GPU_TALKER_REQUESTS, stage_demand
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
@@ -87,18 +89,19 @@ def create_thinker(
     engine: EngineKind | None = None,
     speech: bool = False,
     dtype: Dtype | None = None,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    max_running_requests: int | None = None,
+    max_total_tokens: int | None = None,
+    chunked_prefill_size: int | None = None,
+    context_length: int | None = None,
+    prefix_cache: bool = True,
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     attention_backend: str | None = None,
     cuda_graph: bool = True,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int = 16,
-    max_total_tokens: int = 32_768,
-    chunked_prefill_size: int = 512,
-    context_length: int | None = None,
-    prefix_cache: bool = True,
     mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
     tp_rank: int = 0,
     tp_size: int = 1,
     nccl_port: int | None = None,
@@ -111,18 +114,21 @@ def create_thinker(
         speech: Whether the pipeline has a talker, which reads the answer.
         dtype: float32 on a CPU and bfloat16 on a GPU by default. bfloat16 rounds so coarsely that a greedy
             answer may depend on what else is computed; with float32 it does not.
-        quantization: SGLang's name; None for the one that the checkpoint names, if any.
-        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
-        attention_backend: SGLang's name; None for its choice by the GPU.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default, which leaves the rest to other stages.
-        max_running_requests: Answers written at the same time.
-        max_total_tokens: Size of their common KV cache.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
+        max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
+        max_total_tokens: Size of their common KV cache; by default 32,768 on a CPU, and on a GPU as many as
+            its share of the GPU has room for.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. By default 512 on a
+            CPU, and on a GPU up to 8192, as memory allows.
         context_length: A shorter context than the checkpoint's.
         prefix_cache: Whether requests share the keys and values of common prefixes.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache.
+        quantization: SGLang's name of a quantization; None for the one that the checkpoint names, if any.
+        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
+        attention_backend: SGLang's name; None for its choice by the GPU.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         tp_rank, tp_size: This process's rank, and the number of ranks.
         nccl_port: Port at which the ranks meet.
     """
@@ -136,18 +142,22 @@ def create_thinker(
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     kind = engine or default_engine(gpu_id)
+    given = {
+        "max_running_requests": max_running_requests,
+        "max_total_tokens": max_total_tokens,
+        "chunked_prefill_size": chunked_prefill_size,
+        "kv_cache_dtype": kv_cache_dtype,
+        "mem_fraction_static": mem_fraction_static,
+        "quantization": quantization,
+    }
+    args = {**given, "dtype": dtype, "speech": speech, "tp_size": tp_size, "context_length": context_length}
     options = replace(
         _engine_options(dtype, gpu_id, num_threads),
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        context_length=context_length,
-        prefix_cache=prefix_cache,
-        mem_fraction_static=mem_fraction_static,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
+        **given | _sizes(checkpoint, "thinker", args, gpu_id, total_gpu_memory_fraction),
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
+        context_length=context_length,
+        prefix_cache=prefix_cache,
         tp=TensorParallel(tp_rank, tp_size, nccl_port),
     )
     with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
@@ -171,15 +181,17 @@ def create_talker(
     *,
     engine: EngineKind | None = None,
     dtype: Dtype | None = None,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    max_running_requests: int | None = None,
+    max_total_tokens: int | None = None,
+    chunked_prefill_size: int | None = None,
+    quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     attention_backend: str | None = None,
     cuda_graph: bool = True,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int = 16,
-    max_total_tokens: int = 65_536,
-    chunked_prefill_size: int = 512,
     mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
 ) -> OmniScheduler:
     """The stage from the answer's tokens, as they come, to frames of codec codes.
 
@@ -187,16 +199,16 @@ def create_talker(
         model_path: Directory of a Qwen3-Omni checkpoint.
         engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
         dtype: float32 on a CPU and bfloat16 on a GPU by default.
-        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
-        attention_backend: SGLang's name; None for its choice by the GPU.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default.
-        max_running_requests: Answers spoken at the same time.
+        max_running_requests: Answers spoken at the same time; by default 16 on a CPU, 32 on a GPU.
         max_total_tokens: Size of their common KV cache; a frame takes one token. SGLang reserves the most
-            frames that each request may have.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache.
+            frames that each request may have. By default 65,536 on a CPU, and on a GPU as many as its share
+            of the GPU has room for.
+        chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 2048 on a GPU.
+        quantization, kv_cache_dtype, attention_backend, cuda_graph: As the thinker's.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
     """
     from sglang_omni.engines.build import build_engine
     from sglang_omni.model_runner.loader import DTYPES
@@ -208,16 +220,20 @@ def create_talker(
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     kind = engine or default_engine(gpu_id)
+    given = {
+        "max_running_requests": max_running_requests,
+        "max_total_tokens": max_total_tokens,
+        "chunked_prefill_size": chunked_prefill_size,
+        "kv_cache_dtype": kv_cache_dtype,
+        "mem_fraction_static": mem_fraction_static,
+        "quantization": quantization,
+    }
     options = replace(
         _engine_options(dtype, gpu_id, num_threads),
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        prefix_cache=False,
-        mem_fraction_static=mem_fraction_static,
-        kv_cache_dtype=kv_cache_dtype,
+        **given | _sizes(checkpoint, "talker", {**given, "dtype": dtype}, gpu_id, total_gpu_memory_fraction),
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
+        prefix_cache=False,
     )
     with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
@@ -245,7 +261,7 @@ def create_code2wav(
     num_threads: int | None = None,
     chunk_size: int = 25,
     first_chunk_size: int = 2,
-    max_batch_frames: int = 64,
+    max_batch_frames: int | None = None,
     cuda_graph: bool = True,
 ) -> Code2WavScheduler:
     """The stage from frames of codes to speech, chunk by chunk.
@@ -257,8 +273,9 @@ def create_code2wav(
         num_threads: CPU threads; half of the cores by default.
         chunk_size: Frames of a chunk, 80 ms each.
         first_chunk_size: Frames of the first chunk; later chunks grow up to ``chunk_size``.
-        max_batch_frames: Frames decoded at once, of requests whose chunks are equally long. A larger value
-            pays off with more cores: a request's first chunk waits for the running batch.
+        max_batch_frames: Frames decoded at once, of requests whose chunks are equally long; by default 64 on
+            a CPU, 256 on a GPU. A larger value pays off with more cores: a request's first chunk waits for
+            the running batch.
         cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
     """
     import torch
@@ -281,16 +298,11 @@ def create_code2wav(
         sample_rate=SAMPLE_RATE,
         first_chunk_size=first_chunk_size,
         chunking_of=lambda payload, own: code2wav_chunking(payload.request, own),
-        max_batch_frames=max_batch_frames,
+        max_batch_frames=max_batch_frames or (64 if gpu_id is None else GPU_CODEC_FRAMES),
         num_code_groups=checkpoint.require_talker().num_code_groups,
     )
     vocoder.record_graphs(scheduler.chunking.sizes, scheduler.max_batch_frames, cuda_graph=cuda_graph)
     return scheduler
-
-
-def default_engine(gpu_id: int | None) -> EngineKind:
-    """``"sglang"`` on a GPU; ``"omni"`` on a CPU, where it measured faster."""
-    return "omni" if gpu_id is None else "sglang"
 
 
 def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | None) -> EngineOptions:
@@ -302,6 +314,33 @@ def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | 
         device=device,
         num_threads=num_threads or _threads(),
     )
+
+
+# By stage: requests at once and tokens of the KV pool on a CPU, and requests at once on a GPU.
+_SIZES = {"thinker": (16, 32_768, GPU_RUNNING_REQUESTS), "talker": (16, 65_536, GPU_TALKER_REQUESTS)}
+
+
+def _sizes(
+    checkpoint: Qwen3OmniCheckpoint,
+    stage: str,
+    args: dict[str, Any],
+    gpu_id: int | None,
+    fraction: float | None,
+) -> dict[str, Any]:
+    """The sizes that ``args`` leave open, by the device; on a GPU also the bytes that the stage may take."""
+    cpu_requests, cpu_tokens, gpu_requests = _SIZES[stage]
+    names = ("max_running_requests", "max_total_tokens", "chunked_prefill_size")
+    given = {name: args[name] for name in names if args[name] is not None}
+    if gpu_id is None:
+        defaults = (cpu_requests, cpu_tokens, 512)
+        return {**dict(zip(names, defaults, strict=True)), **given}
+    given.setdefault("max_running_requests", gpu_requests)
+    if len(given) < len(names):
+        demand = stage_demand(checkpoint, stage, {**args, **given})
+        assert demand is not None
+        tokens, step = pool_on_gpu(demand, gpu_id, fraction)
+        given = {"max_total_tokens": tokens, "chunked_prefill_size": step, **given}
+    return {**given, "memory_bytes": share_bytes(gpu_id, fraction)}
 
 
 def _threads() -> int:

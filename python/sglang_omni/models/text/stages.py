@@ -82,6 +82,7 @@ def create_thinker(
         ImportError: SGLang is needed, but is not installed or not of the supported version.
         FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
     """
+    from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.text.thinker import TextThinker, sampling_defaults
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler

@@ -251,7 +251,7 @@ def _open(row: dict[str, Any], device: int, ticket: object) -> torch.Tensor:
     nbytes = span_of(shape, stride) * dtype.itemsize
     mapping = _mappings().take(device, row["handle"], row["number"])
     # From here on its end gives it back, whatever happens.
-    memory = _BorrowedMemory(mapping, row["offset"], nbytes, ticket)
+    memory = _BorrowedMemory(device, mapping, row["offset"], nbytes, ticket)
     if row["offset"] + nbytes > mapping.nbytes:
         raise ValueError(
             f"bytes {row['offset']} to {row['offset'] + nbytes} of an allocation of {mapping.nbytes}"

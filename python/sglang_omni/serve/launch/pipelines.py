@@ -12,6 +12,7 @@ from sglang_omni import hub
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
+    from sglang_omni.config.memory import MemoryPlan
 
 DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
@@ -157,3 +158,30 @@ def check_split(config: PipelineConfig) -> None:
         except ValueError as exc:
             possible = ", ".join(map(str, split.possible_splits(fields)))
             raise LaunchError(f"stage {stage.name!r}: {exc}; it can be {possible}") from None
+
+
+def fit_gpus(config: PipelineConfig, *, elsewhere: bool = False) -> MemoryPlan | None:
+    """Give the stages on this machine's GPUs their shares of the memory, before anything is loaded.
+
+    Args:
+        config: The pipeline, which is changed.
+        elsewhere: True if the stages may be meant for other machines: then a machine without any GPU is not
+            a mistake.
+
+    Returns:
+        What each takes; None if no stage is on a GPU, or nothing is known of what it takes.
+
+    Raises:
+        FileNotFoundError, ValueError: The checkpoint cannot be read.
+        LaunchError: The models do not fit; the text is a table with what is needed, and what to change.
+    """
+    from sglang_omni.config.memory import fit_memory, refusal
+    from sglang_omni.gpus import visible_gpus
+
+    gpus = visible_gpus()
+    if elsewhere and not gpus:
+        return None
+    plan = fit_memory(config, gpus)
+    if plan is not None and not plan.fits:
+        raise LaunchError(refusal(plan))
+    return plan

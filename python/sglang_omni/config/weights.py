@@ -1,0 +1,114 @@
+"""The sizes of a checkpoint's tensors, from the headers of its safetensors files; no weights are read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+# A header is a few hundred bytes a tensor; a larger one is no safetensors file.
+_MAX_HEADER_BYTES = 100_000_000
+# Of safetensors' names of dtypes, those of plain floats, which are converted while they are loaded.
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# SGLang's names of quantizations that it applies to unquantized weights while it loads them, with the bytes
+# of a weight; the others need a quantized checkpoint.
+ONLINE_QUANTIZATIONS: dict[str | None, float] = {"fp8": 1.0, "w8a8_fp8": 1.0, "mxfp8": 1.0, "w8a8_int8": 1.0}
+
+
+class TensorSize(NamedTuple):
+    """A stored tensor; ``dtype`` is safetensors' name, such as ``"BF16"``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored_bytes: int
+
+    def loaded_bytes(self, dtype: str, linear_item: float | None) -> int:
+        """Its bytes on a device.
+
+        Args:
+            dtype: torch's name of the floats that are computed in; integers and small floats stay as stored.
+            linear_item: Bytes of a number of a linear layer that is quantized; None for ``dtype``'s.
+        """
+        if self.dtype not in _FLOATS:
+            return self.stored_bytes
+        item = linear_item if linear_item is not None and self._is_linear else ITEM_BYTES[dtype]
+        return int(math.prod(self.shape) * item)
+
+    @property
+    def _is_linear(self) -> bool:
+        """True for a weight that is quantized: not embeddings, heads, routers or norms."""
+        parts = self.name.split(".")
+        return len(self.shape) in (2, 3) and parts[-2:-1] not in (["embed_tokens"], ["lm_head"], ["gate"])
+
+
+def tensor_sizes(model_path: str | Path) -> tuple[TensorSize, ...]:
+    """Every tensor of a checkpoint directory: one safetensors file, shards with an index, or loose shards.
+
+    Raises:
+        FileNotFoundError: There are no weights, or a shard is missing.
+        ValueError: The index or a file is corrupted.
+    """
+    directory = Path(model_path).expanduser().absolute()
+    files = _files(directory)
+    return _read(tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files))
+
+
+def loaded_bytes(
+    sizes: Sequence[TensorSize],
+    prefixes: Sequence[str] = ("",),
+    *,
+    dtype: str = "bfloat16",
+    linear_item: float | None = None,
+) -> int:
+    """Bytes on a device of the tensors whose names begin with one of ``prefixes``."""
+    wanted = tuple(prefixes)
+    return sum(size.loaded_bytes(dtype, linear_item) for size in sizes if size.name.startswith(wanted))
+
+
+def _files(directory: Path) -> list[Path]:
+    if (single := directory / _SINGLE_FILE).is_file():
+        return [single]
+    if not (index := directory / _INDEX_FILE).is_file():
+        if files := sorted(directory.glob("*.safetensors")):
+            return files
+        raise FileNotFoundError(f"{directory} has neither {_SINGLE_FILE} nor {_INDEX_FILE}")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ValueError(f"{index} is no index of safetensors files: {exc!r}") from exc
+    for name in names:
+        if not (directory / name).is_file():
+            raise FileNotFoundError(
+                f"{index} lists {name}, which is not there: download the checkpoint again"
+            )
+    return [directory / name for name in names]
+
+
+@lru_cache(maxsize=4)
+def _read(files: tuple[tuple[str, int, int], ...]) -> tuple[TensorSize, ...]:
+    """Reads the headers; modification times and lengths are part of the key of the cache."""
+    return tuple(size for path, _, length in files for size in _header(Path(path), length))
+
+
+def _header(path: Path, length: int) -> Iterator[TensorSize]:
+    try:
+        with path.open("rb") as file:
+            nbytes = int.from_bytes(file.read(8), "little")
+            if not 2 <= nbytes <= min(_MAX_HEADER_BYTES, length - 8):
+                raise ValueError(f"a header of {nbytes} bytes")
+            header = json.loads(file.read(nbytes))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            if 8 + nbytes + end > length:
+                raise ValueError(f"{name!r} ends beyond the file")
+            yield TensorSize(name, entry["dtype"], tuple(map(int, entry["shape"])), int(end - begin))
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ValueError(f"{path} is corrupted or incomplete ({exc}): download it again") from exc

@@ -1,0 +1,193 @@
+"""What decoders take of a GPU, for the pipelines of all model families. Estimates are rounded up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sglang_omni.config.memory import CONTEXT_BYTES, MIB, MemoryDemand, choose, reserve_of
+from sglang_omni.config.weights import (
+    ITEM_BYTES,
+    ONLINE_QUANTIZATIONS,
+    TensorSize,
+    loaded_bytes,
+    tensor_sizes,
+)
+from sglang_omni.gpus import visible_gpus
+from sglang_omni.model_runner.config import FAMILIES, DecoderConfig
+
+# On a GPU; a CPU's are in the factories.
+GPU_RUNNING_REQUESTS = 64
+GPU_STEPS = (8192, 4096, 2048, 1024)
+# Pools in tokens: the smallest that is of use, and one that holds a long video, worth a smaller step.
+_LEAST_TOKENS, _WANTED_TOKENS = 8192, 28_672
+# Buffers of attention kernels (FlashInfer's is 384 MiB), of cuBLAS and of NCCL.
+_LIBRARIES = 512 * MIB
+# SGLang's own estimate of a decode graph is 2 MB a request.
+_GRAPHS_PER_REQUEST = 4 * MIB
+# torch's allocator keeps freed blocks of other sizes.
+_FRAGMENTS = 1.5
+
+
+def decoder_demand(
+    config: DecoderConfig,
+    args: Mapping[str, Any],
+    weights: int,
+    *,
+    loading: int = 0,
+    extra_token_bytes: int = 0,
+    max_running_requests: int = GPU_RUNNING_REQUESTS,
+    steps: tuple[int, ...] = GPU_STEPS,
+    most_tokens: int | None = None,
+    weight: int = 1,
+) -> MemoryDemand:
+    """The demand of one rank of a decoder on a GPU.
+
+    Args:
+        config: The decoder's shape.
+        args: What its factory gets; ``dtype``, ``kv_cache_dtype``, ``tp_size``, ``max_running_requests``,
+            ``max_total_tokens``, ``chunked_prefill_size`` and ``mem_fraction_static`` are read.
+        weights: Bytes of all ranks' weights.
+        loading: Bytes that they take while they are loaded, if these are more.
+        extra_token_bytes: Kept for each token of the KV pool beside keys and values.
+        max_running_requests: The default.
+        steps: Sizes of a step in tokens to choose from, the best first.
+        most_tokens: The largest useful pool; None for that of as many requests as run, each of full length.
+        weight: How much of the room left it gets, relative to other decoders on the GPU.
+    """
+    ranks = int(args.get("tp_size") or 1)
+    item = ITEM_BYTES[dtype_of(args)]
+    running = int(args.get("max_running_requests") or max_running_requests)
+    given = args.get("max_total_tokens")
+    step = args.get("chunked_prefill_size")
+    longest = min(int(args.get("context_length") or config.max_position_embeddings), 131_072)
+    # -1 is whole prompts.
+    if step is not None:
+        steps = (int(step) if step > 0 else longest,)
+    pool = (
+        (int(given),) * 3
+        if given is not None
+        else (_LEAST_TOKENS, _WANTED_TOKENS, most_tokens or running * longest)
+    )
+    heads = config.num_attention_heads // ranks
+    width = 4 * config.hidden_size + (2 * heads + 2 * _kv_heads(config, ranks)) * config.head_dim
+    if config.num_experts:
+        inner = 3 * config.moe_intermediate_size // ranks
+        width += config.num_experts_per_tok * (inner + config.hidden_size)
+        width += 3 * config.shared_expert_intermediate_size // ranks
+    else:
+        width += 3 * config.intermediate_size // ranks
+    # Logits, probabilities and their sorted copies, in float32.
+    sampling = 4 * 4 * running * config.vocab_size
+    return MemoryDemand(
+        weights=weights // ranks,
+        workspace=_LIBRARIES + running * _GRAPHS_PER_REQUEST + sampling,
+        loading=loading // ranks + _LIBRARIES if loading else 0,
+        token_bytes=kv_token_bytes(config, args) + extra_token_bytes,
+        step_bytes=int(_FRAGMENTS * item * width),
+        steps=steps,
+        least_tokens=pool[0],
+        wanted_tokens=max(pool[0], min(pool[1], pool[2])),
+        most_tokens=max(pool[0], pool[2]),
+        weight=weight,
+        static_fraction=args.get("mem_fraction_static"),
+    )
+
+
+def dtype_of(args: Mapping[str, Any]) -> str:
+    """What a stage on a GPU computes in, by ``dtype`` in its factory's arguments."""
+    given = args.get("dtype")
+    return "bfloat16" if given in (None, "auto") else str(given)
+
+
+def kv_token_bytes(config: DecoderConfig, args: Mapping[str, Any]) -> int:
+    """Bytes of a token's keys and values on one rank, by ``kv_cache_dtype``, ``dtype`` and ``tp_size``."""
+    kind = args.get("kv_cache_dtype") or "auto"
+    item = 1 if kind.startswith("fp8") else ITEM_BYTES[dtype_of(args)]
+    if kind in ("bf16", "bfloat16"):
+        item = 2
+    heads = _kv_heads(config, int(args.get("tp_size") or 1))
+    return 2 * config.num_hidden_layers * heads * config.head_dim * item
+
+
+def _kv_heads(config: DecoderConfig, ranks: int) -> int:
+    return max(1, config.num_key_value_heads // ranks)
+
+
+def weights_and_loading(
+    sizes: Sequence[TensorSize],
+    prefixes: Sequence[str],
+    args: Mapping[str, Any],
+    stored_item: float | None = None,
+) -> tuple[int, int]:
+    """Bytes of weights, and of the same while they are loaded: 0 if these are no more.
+
+    SGLang quantizes unquantized weights on the GPU after it has loaded all of them.
+
+    Args:
+        sizes: The checkpoint's tensors.
+        prefixes: Of the names of those that are loaded.
+        args: What the factory gets; ``dtype`` and ``quantization`` are read.
+        stored_item: If set, of a checkpoint that holds the same weights with so many bytes for each number.
+    """
+    dtype = dtype_of(args)
+    if stored_item is not None:
+        return loaded_bytes(sizes, prefixes, dtype=dtype, linear_item=stored_item), 0
+    item = ONLINE_QUANTIZATIONS.get(args.get("quantization"))
+    weights = loaded_bytes(sizes, prefixes, dtype=dtype, linear_item=item)
+    loading = loaded_bytes(sizes, prefixes, dtype=dtype) if item is not None else 0
+    return weights, loading if loading > weights else 0
+
+
+def text_model_demand(model_path: str | Path, args: Mapping[str, Any]) -> MemoryDemand | None:
+    """The demand of one rank of a checkpoint that holds nothing but a language model.
+
+    Returns:
+        None for a model whose KV is not known here.
+
+    Raises:
+        FileNotFoundError, ValueError: The checkpoint cannot be read.
+    """
+    fields = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
+    if fields.get("model_type") not in FAMILIES:
+        return None
+    config = DecoderConfig.from_dict(fields)
+    weights, loading = weights_and_loading(tensor_sizes(model_path), ("",), args)
+    return decoder_demand(config, args, weights, loading=loading)
+
+
+def pool_on_gpu(demand: MemoryDemand, gpu_id: int, fraction: float | None) -> tuple[int, int]:
+    """The KV pool and the step, in tokens, of a stage whose config leaves them open.
+
+    Args:
+        demand: The stage's.
+        gpu_id: Its GPU's index in this process.
+        fraction: Its share of the GPU; None if it is alone there.
+
+    Raises:
+        ValueError: There is no such GPU, or the stage does not fit.
+    """
+    total = _total_bytes(gpu_id)
+    room = total - reserve_of(total) if fraction is None else int(fraction * total)
+    memory = choose(replace(demand, workspace=demand.workspace + CONTEXT_BYTES), room, total)
+    if memory.total > room:
+        raise ValueError(
+            f"the stage needs {memory.total / 2**30:.1f} GiB of GPU {gpu_id}, and has {room / 2**30:.1f} "
+            "GiB: raise its total_gpu_memory_fraction, or take a GPU with more memory"
+        )
+    return memory.tokens, memory.step
+
+
+def share_bytes(gpu_id: int, fraction: float | None) -> int | None:
+    """``fraction`` of a GPU's memory in bytes; None for None."""
+    return None if fraction is None else int(fraction * _total_bytes(gpu_id))
+
+
+def _total_bytes(gpu_id: int) -> int:
+    gpu = {gpu.index: gpu for gpu in visible_gpus()}.get(gpu_id)
+    if gpu is None:
+        raise ValueError(f"gpu {gpu_id}: this process sees no such GPU")
+    return gpu.total_bytes
