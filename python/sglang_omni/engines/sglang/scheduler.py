@@ -203,12 +203,12 @@ class HoldingScheduler(Scheduler):
                 spans = decode_spans(batch)
                 decoder.load_step(spans)
         result = super().run_batch(batch, *args, **kwargs)
-        # The only time in a step that the host waits for the device. SGLang has kept the next step's input.
-        result.next_token_ids = result.next_token_ids.cpu()
         if decoder is not None:
             self._collect_captured(decoder, batch, spans)
-            if self._strategy is not None:
-                self._feed_back(decoder, self._strategy, spans, result.next_token_ids.tolist())
+        # The only time in a step that the host waits for the device. SGLang has kept the next step's input.
+        result.next_token_ids = result.next_token_ids.cpu()
+        if decoder is not None and self._strategy is not None:
+            self._feed_back(decoder, self._strategy, spans, result.next_token_ids.tolist())
         return result
 
     def _collect_captured(

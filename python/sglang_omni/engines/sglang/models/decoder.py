@@ -209,6 +209,8 @@ class OmniDecoder(nn.Module):
             hidden = self._input_rows(input_ids, forward_batch, inputs)
         spans = () if inputs is None else inputs.spans
         deepstack = deepstack_of(spans)
+        levels = () if deepstack is None else deepstack.levels
+        visual_rows = None if deepstack is None else upload(deepstack.rows, hidden.device)
         capture_layer = self._tap_layer if self.captured is not None and has_media(spans) else None
         if capture_layer == 0:
             self._capture(hidden, forward_batch)
@@ -216,13 +218,12 @@ class OmniDecoder(nn.Module):
         for index, layer in enumerate(self.layers):
             branch, hidden = layer(branch, hidden, positions, forward_batch)
             captures = capture_layer == index + 1 < len(self.layers)
-            level = deepstack.levels[index] if deepstack and index < len(deepstack.levels) else None
-            if captures or level is not None:
+            if captures or index < len(levels):
                 hidden, branch = hidden + branch, None
             if captures:
                 self._capture(hidden, forward_batch)
-            if deepstack is not None and level is not None:
-                hidden.index_add_(0, upload(deepstack.rows, hidden.device), level.to(hidden))
+            if visual_rows is not None and index < len(levels):
+                hidden.index_add_(0, visual_rows, levels[index].to(hidden))
         hidden, _ = _add_norm(self.norm, branch, hidden)
         if capture_layer == len(self.layers):
             self._capture(hidden, forward_batch)
