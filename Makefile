@@ -41,7 +41,7 @@ test: lint test-rust test-python ## linters, Rust tests, Python tests; CI runs t
 
 # Tests of one file stay in one process (tests/conftest.py). Each process takes a few GiB.
 TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
-PARALLEL := -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+PARALLEL := -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 .PHONY: check
 check: lint test-rust ## for the edit loop: linters, Rust tests, unit tests
@@ -96,8 +96,26 @@ test-versions: build ## the wheel with the oldest and the newest versions of wha
 	$(BIN)/python tests/versions/run.py $(VERSIONS)
 
 .PHONY: test-gpu
-test-gpu: build ## what needs a CUDA GPU: memory shared on it, copies to and from it
-	$(BIN)/python -m pytest tests/gpu
+test-gpu: build ## what a GPU computes and shares, beside the CPU; without one, what can be told without it
+	$(BIN)/python -m pytest tests/gpu tests/device
+	$(BIN)/python benches/gpu/run.py --only codec engine serving
+
+.PHONY: bench-gpu
+bench-gpu: build ## the same, and times: predictor, codec, encoders, engine, two processes on one GPU; ten minutes
+	$(BIN)/python benches/gpu/run.py
+
+# For a machine with a GPU and torch, but without a network or this repository.
+GPU_KIT := build/gpu-kit
+KIT_PYTHON ?= 3.12
+.PHONY: gpu-kit
+gpu-kit: wheel ## test-gpu and bench-gpu in a folder to carry: our wheel, what it needs beside torch, tests and benches
+	rm -rf $(GPU_KIT) && mkdir -p $(GPU_KIT)/wheels
+	$(BIN)/python -m pip download --quiet --dest $(GPU_KIT)/wheels --only-binary :all: \
+		--python-version $(KIT_PYTHON) dist/sgl_omni-*.whl pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
+	rm $(GPU_KIT)/wheels/numpy-*.whl
+	git archive HEAD tests benches/gpu pyproject.toml | tar -x -C $(GPU_KIT)
+	cp benches/gpu/run.sh $(GPU_KIT)/
+	du -sh $(GPU_KIT)
 
 .PHONY: bench
 bench: build ## every case against memcpy, and against sglang-omni 0.1.9 where it is installed; seven minutes

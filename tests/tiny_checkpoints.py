@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,3 +134,23 @@ def make_checkpoint(directory: Path, shape: str, seed: int, **save_options: Any)
                 weight.normal_(std=0.25)
     model.save_pretrained(directory, **save_options)
     return TinyCheckpoint(directory, model)
+
+
+def with_tokenizer(checkpoint: TinyCheckpoint, directory: Path, **generation: Any) -> Path:
+    """A copy of a checkpoint with a tokenizer, whose words are ``t0``, ``t1``, ..., and a chat template.
+
+    Args:
+        checkpoint: The model.
+        directory: Where it is copied to.
+        generation: Fields of its ``generation_config.json``.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    shutil.copytree(checkpoint.path, directory)
+    vocabulary = {f"t{token}": token for token in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text("t1 {{ messages[-1].content }} t2")
+    (directory / "generation_config.json").write_text(json.dumps(generation))
+    return directory

@@ -1,4 +1,4 @@
-"""The command ``sgl-omni``: serve, host, route, config, make-tiny-checkpoint, version."""
+"""The command ``sgl-omni``: serve, host, route, config, doctor, make-tiny-checkpoint, version."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ def _run(args: list[str]) -> int:
         from sglang_omni.launch_router import main as route
 
         return route(args[1:], prog="sgl-omni route")
+    if args[:1] == ["doctor"]:
+        from sglang_omni.doctor import main as doctor
+
+        return doctor(args[1:], prog="sgl-omni doctor")
     if args[:1] == ["make-tiny-checkpoint"] and args[1:2] and args[1] in _TINY_CHECKPOINTS:
         from sglang_omni.config.imports import import_string
 
@@ -82,6 +86,7 @@ def _run(args: list[str]) -> int:
         action.add_argument("--model-path", help="as in sgl-omni serve")
         if name == "resolve":
             add_launcher_flag(action)
+    commands.add_parser("doctor", help="say what this machine has and lacks to serve models", add_help=False)
     commands.add_parser("version", help="print the version, as --version does", add_help=False)
     chosen = parse(parser, args)
     if chosen.command == "version":
@@ -95,7 +100,7 @@ def _config(args: argparse.Namespace) -> int:
     from sglang_omni.serve.launch.pipelines import LaunchError, fit_gpus, load_pipeline
 
     try:
-        config = load_pipeline(args.model_path, args.file)
+        config = load_pipeline(args.model_path, args.file, weights=False)
         memory = fit_gpus(config, elsewhere=True)
         if args.action == "view":
             print(describe_config(config))

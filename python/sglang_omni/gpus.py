@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import combinations, takewhile
+from typing import Any
 
-from sglang_omni.relay.shm.cuda_driver import CudaError, cuda_driver
+from sglang_omni.relay.shm.cuda_driver import CudaError, cuda_driver, gpu_count
+
+logger = logging.getLogger(__name__)
+
+# CUDA's own variable: the GPUs that a process may use, by number or UUID, in the order of their indices.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+# "1" lets the ranks of a tensor parallel stage use SGLang's own all-reduce, which needs NVLink between them.
+CUSTOM_ALL_REDUCE = "SGLANG_OMNI_CUSTOM_ALL_REDUCE"
+
+_most: ContextVar[int | None] = ContextVar("most", default=None)
 
 
 @dataclass(frozen=True)
@@ -12,7 +29,7 @@ class Gpu:
     """
     Attributes:
         index: Its place among the visible GPUs, from 0.
-        uuid: As in ``nvidia-smi -L`` and ``CUDA_VISIBLE_DEVICES``: ``"GPU-..."``.
+        uuid: As in ``nvidia-smi -L`` and ``CUDA_VISIBLE_DEVICES``: ``"GPU-..."``; of a slice, ``"MIG-..."``.
         name: The product's name, for people.
         total_bytes: Its memory; of a MIG slice, the slice's.
         capability: Compute capability, such as (9, 0).
@@ -28,10 +45,76 @@ class Gpu:
 def visible_gpus() -> list[Gpu]:
     """The GPUs that this process may use, by the index that ``cuda:N`` has; none without a driver.
 
-    ``CUDA_VISIBLE_DEVICES`` decides which these are. No memory is taken on them.
+    ``CUDA_VISIBLE_DEVICES`` decides which these are, and inside of ``only_first`` its count. Of several MIG
+    slices CUDA shows a process the first alone. No memory is taken on them.
     """
     try:
         driver = cuda_driver()
-        return [Gpu(index, *driver.describe(index)) for index in range(driver.device_count())]
+        count, most = driver.device_count(), _most.get()
+        return [Gpu(i, *driver.describe(i)) for i in range(count if most is None else min(count, most))]
     except CudaError:
         return []
+
+
+@contextmanager
+def only_first(count: int) -> Iterator[None]:
+    """In it, ``visible_gpus`` has ``count`` GPUs at most: those that a process with so many would have."""
+    token = _most.set(count)
+    try:
+        yield
+    finally:
+        _most.reset(token)
+
+
+def listed_devices(environment: Mapping[str, str]) -> list[str] | None:
+    """The entries of ``CUDA_VISIBLE_DEVICES``; None if it is not set.
+
+    As CUDA does, it stops at the first that is no device: ``"-1"``, or an empty one.
+    """
+    value = environment.get(VISIBLE_DEVICES)
+    if value is None:
+        return None
+    entries = (entry.strip() for entry in value.split(","))
+    return list(takewhile(lambda entry: entry and not entry.startswith("-"), entries))
+
+
+def visible_devices() -> list[str]:
+    """How ``CUDA_VISIBLE_DEVICES`` names each GPU that processes of this one may use; none without a driver.
+
+    Those are ``visible_gpus``, except that a list of MIG slices counts as a whole, though a single process
+    can use one of them only.
+    """
+    count, listed = gpu_count(), listed_devices(os.environ)
+    if listed is None:
+        return [str(index) for index in range(count)]
+    if count and any(entry.startswith("MIG-") for entry in listed):
+        return listed
+    return listed[:count]
+
+
+def linked_by_nvlink(uuids: Sequence[str]) -> bool:
+    """Whether every two of these GPUs are linked by NVLink; False if NVML does not say so.
+
+    Args:
+        uuids: As in ``Gpu.uuid``.
+    """
+    try:
+        # A requirement of SGLang's package.
+        nvml: Any = import_module("pynvml")
+    except ModuleNotFoundError:
+        logger.warning("nvidia-ml-py is not installed, so that NVLink between GPUs counts as absent")
+        return False
+    try:
+        nvml.nvmlInit()
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            return all(
+                nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+                == nvml.NVML_P2P_STATUS_OK
+                for one, other in combinations(handles, 2)
+            )
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        logger.warning("NVML does not tell whether GPUs are linked by NVLink, which counts as no: %s", error)
+        return False

@@ -34,7 +34,6 @@ from sglang_omni.serve.launch.stopping import stop_with_parent
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
 if TYPE_CHECKING:
-    from sglang_omni.config import PipelineConfig
     from sglang_omni.config.plan import PipelinePlan
 
 logger = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 # Flags that every replica of a fleet is given as the fleet was.
 _PASSED_ON = (
     *("model_path", "config", "served_model_name", "log_level", "start_timeout"),
-    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS),
+    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps"),
 )
 
 
@@ -59,10 +58,16 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         nargs="?",
         type=not_empty,
         metavar="MODEL",
-        help="directory of a Qwen3-Omni, Llama or Qwen checkpoint, or "
-        f"{DEFAULT_MODEL!r} for the bundled one (default)",
+        help="directory or hub id of a Qwen3-Omni checkpoint or a language model (Llama, Qwen, Mistral, "
+        f"...), or {DEFAULT_MODEL!r} for the bundled one (default)",
     )
     parser.add_argument("--model-path", type=not_empty, metavar="MODEL", help="the same, as an option")
+    parser.add_argument(
+        "--revision",
+        type=not_empty,
+        metavar="NAME",
+        help="branch, tag or commit of a hub id (default: the hub's default branch)",
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
     parser.add_argument(
         "--host", type=not_empty, default="127.0.0.1", help="address to listen on (default: %(default)s)"
@@ -187,26 +192,38 @@ def _log_to_stderr(args: argparse.Namespace) -> None:
 def _serve(args: argparse.Namespace) -> int:
     """Decide what is served, and serve it as one replica or as a fleet."""
     # Imported here, so that --help comes at once.
-    from sglang_omni.config import ConfigError, validate_config
+    from sglang_omni.config import ConfigError
     from sglang_omni.pipeline.processes.process import ProcessFailure
 
     try:
-        config = load_pipeline(args.model_path, args.config)
-        apply_model_flags(config, args)
-        apply_health_flags(config, args)
-        check_installed(config)
-        memory = fit_gpus(config, elsewhere=args.launcher == "ray")
-        for line in memory.lines() if memory is not None else ():
-            logger.info("%s", line)
-        plan = validate_config(config)
-        check_split(config)
-        return _run_fleet(config, args) if args.dp_size > 1 else _run_replica(plan, args)
+        if args.dp_size > 1:
+            return _run_fleet(args)
+        return _run_replica(_plan(args), args)
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
     except ProcessFailure as exc:
         raise LaunchError(exc.reason) from exc
     except (OSError, ValueError, RuntimeError) as exc:
         raise LaunchError(str(exc)) from exc
+
+
+def _plan(args: argparse.Namespace) -> PipelinePlan:
+    """The plan of the pipeline that the flags describe; raises what ``_serve`` tells."""
+    from sglang_omni.config import validate_config
+    from sglang_omni.serve.launch.preflight import check_gpus
+
+    config = load_pipeline(args.model_path, args.config, args.revision)
+    apply_model_flags(config, args)
+    apply_health_flags(config, args)
+    check_installed(config)
+    memory = fit_gpus(config, elsewhere=args.launcher == "ray")
+    for line in memory.lines() if memory is not None else ():
+        logger.info("%s", line)
+    plan = validate_config(config)
+    check_split(config)
+    if args.launcher != "ray":
+        check_gpus(plan)
+    return plan
 
 
 def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
@@ -228,9 +245,19 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
     return asyncio.run(run_replica(plan, options))
 
 
-def _run_fleet(config: PipelineConfig, args: argparse.Namespace) -> int:
-    from sglang_omni.serve.launch.fleet import FleetOptions, run_fleet
+def _run_fleet(args: argparse.Namespace) -> int:
+    from sglang_omni.gpus import only_first, visible_devices
+    from sglang_omni.serve.launch.fleet import FleetOptions, gpus_of_replicas, run_fleet, share_of_each
 
+    devices = visible_devices()
+    # What a pipeline is depends on its GPUs. A replica sees its own alone.
+    with only_first(share_of_each(devices, args.dp_size)):
+        plan = _plan(args)
+    config = plan.config
+    if Path(config.model_path).is_absolute() and config.model_path != args.model_path:
+        # Downloaded from the hub: the replicas get the directory, and the name by which it was asked for.
+        args.model_path = config.model_path
+        args.served_model_name = args.served_model_name or config.name
     options = FleetOptions(
         size=args.dp_size,
         host=args.host,
@@ -239,7 +266,8 @@ def _run_fleet(config: PipelineConfig, args: argparse.Namespace) -> int:
         router=args.router,
         start_timeout=args.start_timeout + 30.0,
         drain_timeout=args.drain_timeout,
-        heartbeat_timeout=config.watchdog.heartbeat_timeout,
+        heartbeat_timeout=plan.config.watchdog.heartbeat_timeout,
+        gpus=gpus_of_replicas(plan, devices, args.dp_size),
     )
     return asyncio.run(run_fleet(options))
 

@@ -32,8 +32,11 @@ _VIEWS = {
 
 @contextmanager
 def fake_gpu() -> Iterator[None]:
-    """In it, tensors of every device are fake; checkpoints give empty tensors of the right shapes."""
-    take = Checkpoint._take
+    """In it, tensors of every device are fake; checkpoints give empty tensors of the right shapes.
+
+    No memory is pinned, as fake tensors have none.
+    """
+    take, pin_memory = Checkpoint._take, Tensor.pin_memory
 
     def fake_take(self: Checkpoint, *args: Any, **kwargs: Any) -> Tensor:
         with unset_fake_temporarily():
@@ -46,11 +49,13 @@ def fake_gpu() -> Iterator[None]:
     torch.__future__.set_swap_module_params_on_conversion(False)
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     Checkpoint._take = fake_take  # type: ignore[method-assign]
+    Tensor.pin_memory = lambda tensor: tensor
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             yield
     finally:
         Checkpoint._take = take  # type: ignore[method-assign]
+        Tensor.pin_memory = pin_memory
         torch.__future__.set_swap_module_params_on_conversion(swap)
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
 

@@ -131,10 +131,10 @@ def test_all_at_once_with_their_prompts_in_the_cache(
     api: httpx.Client, expected: dict[str, OracleAnswer]
 ) -> None:
     with ThreadPoolExecutor(len(CASES)) as pool:
-        answers = list(pool.map(lambda case: ask(api, case.chat_body), CASES.values()))
-    for name, answer in zip(CASES, answers, strict=True):
-        check(answer, expected[name])
-    # ``test_alone`` has asked all of them before.
+        for _ in range(2):
+            answers = list(pool.map(lambda case: ask(api, case.chat_body), CASES.values()))
+            for name, answer in zip(CASES, answers, strict=True):
+                check(answer, expected[name])
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert all(cached), cached
 

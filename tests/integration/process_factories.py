@@ -278,3 +278,17 @@ def broken_for_good(folder: str) -> Callable[[StagePayload], int]:
         return os.getpid()
 
     return run
+
+
+def loses_its_gpu(name: str, folder: str) -> Callable[[StagePayload], dict]:
+    """As ``trace``; a request ``{"lose": name}`` fails as if the GPU were lost to this process."""
+    traced = trace(name, folder)
+
+    def run(payload: StagePayload) -> dict:
+        if payload.request.inputs.get("lose") == name:
+            import torch
+
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        return traced(payload)
+
+    return run

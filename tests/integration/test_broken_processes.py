@@ -150,6 +150,29 @@ async def test_a_process_that_fails_every_request_is_replaced(
                 await asyncio.sleep(0.1)
 
 
+async def test_a_process_whose_gpu_is_lost_ends_with_its_requests_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = chain(tmp_path, "a", "b", "c")
+    config.stages[1].factory = "process_factories.loses_its_gpu"
+    async with running(config) as runner:
+        elsewhere = asyncio.create_task(runner.coordinator.submit("elsewhere", {"hold": "c"}))
+        await until((tmp_path / "c.held").exists)
+        before = runner.process_ids
+        with pytest.raises(RuntimeError, match="the stage's own error"):
+            await asyncio.wait_for(runner.coordinator.submit("ordinary", {"raise": "b"}), PATIENCE)
+        with pytest.raises(
+            Unavailable, match=r"stage 'b'.*(GPU is lost to this process|exited with status 1)"
+        ):
+            await asyncio.wait_for(runner.coordinator.submit("loses it", {"lose": "b"}), PATIENCE)
+        (tmp_path / "c.go").touch()
+        assert (await asyncio.wait_for(elsewhere, PATIENCE))["seen"] == before
+        await until(lambda: runner.process_ids["b"] != before["b"])
+        after = (await asyncio.wait_for(runner.coordinator.submit("next", {}), PATIENCE))["seen"]
+        assert (after["a"], after["b"] == before["b"], after["c"]) == (before["a"], False, before["c"])
+    assert "must be started again: CUDA error: an illegal memory access" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("why", ["refused by the stage itself", "one request only"])
 async def test_what_is_a_requests_own_fault_ends_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str

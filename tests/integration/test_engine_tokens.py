@@ -396,9 +396,10 @@ def test_several_engines_take_turns_in_one_process(tiny_checkpoint: Make, build_
         assert_empty(engine)
 
 
-def test_a_device_it_does_not_compute_on(tiny_checkpoint: Make) -> None:
-    with pytest.raises(ValueError, match="engine 'omni' computes on the CPU, not on 'cuda:0'"):
-        text_engine(tiny_checkpoint().path, device="cuda:0")
+@pytest.mark.parametrize("option", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8_e4m3"}])
+def test_what_only_sglang_has(tiny_checkpoint: Make, option: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="no quantization of weights or cache: use engine 'sglang'"):
+        text_engine(tiny_checkpoint().path, **option)
 
 
 def test_sharded_checkpoint(tmp_path: Path) -> None:

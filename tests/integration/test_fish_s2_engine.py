@@ -1,4 +1,4 @@
-"""Fish Audio S2-Pro on OmniEngine: every code equals that of a plain loop that recomputes everything."""
+"""Fish Audio S2-Pro on both engines: every code equals that of a plain loop that recomputes everything."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import torch
 from engine_runs import finish, run
 from fish_s2_oracle import CODES, END, GROUPS, START, TEXT_TOKENS, FishS2
 from safetensors.torch import load_file, save_file
+from sglang_engines import expect_short_answers
 
 from sglang_omni.engines.base import Engine
 from sglang_omni.engines.build import build_engine
-from sglang_omni.engines.options import EngineOptions
+from sglang_omni.engines.options import EngineKind, EngineOptions
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
@@ -23,6 +24,12 @@ from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy
 from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
 
 MAX_NEW_TOKENS = 14
+# Kind of engine, device, and seed of the weights. SGLang computes float32 on CPUs alone.
+ENGINES: list[tuple[EngineKind, str, int]] = [
+    *(("omni", "cpu", seed) for seed in range(3)),
+    ("sglang", "cpu", 0),
+    *(("omni", "cuda:0", seed) for seed in range(torch.cuda.device_count() and 3)),
+]
 
 
 class Speech(NamedTuple):
@@ -37,11 +44,17 @@ class Speech(NamedTuple):
 class Case(NamedTuple):
     checkpoint: FishS2Checkpoint
     speeches: list[Speech]
+    kind: EngineKind
+    device: str
 
     def engine(self, **options: int) -> Engine:
-        strategy = FishDualARStrategy.from_checkpoint(self.checkpoint, torch.float32)
-        given = {"max_total_tokens": 1024, **options}
-        return build_engine("omni", dual_ar_decoder(self.checkpoint, strategy), EngineOptions(**given))
+        strategy = FishDualARStrategy.from_checkpoint(self.checkpoint, torch.float32, self.device)
+        given = {"max_total_tokens": 1024, "num_threads": 1, "prefix_cache": False, **options}
+        return build_engine(
+            self.kind,
+            dual_ar_decoder(self.checkpoint, strategy),
+            EngineOptions(device=self.device, **given),
+        )
 
     def request(self, index: int, sampling: RequestSampling | None = None) -> EngineRequest:
         speech = self.speeches[index]
@@ -49,7 +62,6 @@ class Case(NamedTuple):
         state = DualARState(
             speech.prompt,
             sampling,
-            semantic_start=self.checkpoint.semantic_start,
             prompt_frames={place: torch.tensor(frame) for place, frame in speech.prompt_frames.items()},
         )
         request = EngineRequest(str(index), speech.prompt, sampling, state=state, cacheable=False)
@@ -67,10 +79,10 @@ def frames(request: EngineRequest) -> list[list[int]]:
     return [frame.tolist() for frame in request.state.frames]
 
 
-@pytest.fixture(scope="module", params=range(3))
+@pytest.fixture(scope="module", params=ENGINES, ids=lambda param: "-".join(map(str, param)))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     torch.set_num_threads(1)
-    seed: int = request.param
+    kind, device, seed = request.param
     fish = FishS2.make(tmp_path_factory.mktemp(f"fish-s2-{seed}"), seed=seed)
     chance = random.Random(seed)
     speeches = []
@@ -80,7 +92,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for place, frame in voice.items():
             prompt[place] = START + frame[0]
         speeches.append(Speech(prompt, voice, *fish.speak(prompt, MAX_NEW_TOKENS, voice)))
-    return Case(FishS2Checkpoint.from_dir(fish.path), speeches)
+    return Case(FishS2Checkpoint.from_dir(fish.path), speeches, kind, device)
 
 
 def test_alone_and_four_at_once(case: Case) -> None:
@@ -105,8 +117,9 @@ def test_in_chunks_and_out_of_step(case: Case) -> None:
 
 
 def test_preemption_computes_frames_again(case: Case) -> None:
-    # Both prompts fit, with a page to grow into; both speeches do not.
-    engine = case.engine(max_total_tokens=64)
+    # Both prompts fit, with a page to grow into; both speeches do not. SGLang's pages are of one token.
+    engine = case.engine(max_total_tokens=64 if case.kind == "omni" else 44)
+    expect_short_answers(engine)
     requests = [case.request(i) for i in (0, 2)]
     run(engine, requests)
     assert [frames(request) for request in requests] == [case.speeches[i].frames for i in (0, 2)]

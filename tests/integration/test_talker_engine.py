@@ -17,11 +17,13 @@ from sglang_engines import assert_empty, engines, expect_short_answers
 from talker_oracle import Spoken, spoken
 
 from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.warm_up import warm_up
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder
 from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
 from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
+from sglang_omni.models.qwen3_omni.talker import Talker as TalkerStage
 
 CONVERSATIONS = [
     [user("Tell me about the sea.")],
@@ -123,6 +125,22 @@ def test_alone_and_together(talker: Talker, chunk: int) -> None:
     # Placeholders are alike in all of them, and nothing may be shared.
     assert {request.cached_tokens for request in alone + together} == {0}
     assert_empty(engine)
+
+
+def test_nothing_is_left_of_a_warm_up(talker: Talker) -> None:
+    engine = talker.engine()
+    before = engine.stats()
+    stage = TalkerStage(talker.checkpoint, lambda ids, media: None)
+    (request,) = stage.warm_up_requests()
+    warm_up(engine, [request])
+    assert request.output_token_ids
+    assert engine.stats() == before
+    assert_empty(engine)
+    requests = talker.requests()
+    for each in requests:
+        engine.add(each)
+    finish(engine)
+    talker.check(requests)
 
 
 def test_out_of_step_and_beside_an_abort(talker: Talker) -> None:

@@ -13,7 +13,7 @@ from scheduler_runs import running
 
 from sglang_omni.models.speech_chat.decode import decode
 from sglang_omni.models.speech_chat.stages import checkpoint_directory, create_preprocess, create_thinker
-from sglang_omni.models.speech_chat.thinker import sampling_defaults
+from sglang_omni.models.text.thinker import sampling_defaults
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage

@@ -36,10 +36,10 @@ def test_each_relay_of_a_stage_has_the_stages_options() -> None:
 def test_shared_memory_stays_on_the_cpu_beside_a_relay_of_the_gpu() -> None:
     config = pipeline(stage("a", "b", "c", gpu=1, edge_relays={"c": "nccl"}), stage("b"), stage("c"))
     devices = {name: options["device"] for name, options in relays_of(config, "a").items()}
-    assert devices == {"shm": "cpu", "nccl": "cuda:1"}
+    assert devices == {"shm": "cpu", "nccl": "cuda:0"}
     config.stages[0].relay = RelayConfig(device="cuda:1")
     devices = {name: options["device"] for name, options in relays_of(config, "a").items()}
-    assert devices == {"shm": "cpu", "nccl": "cuda:1"}
+    assert devices == {"shm": "cpu", "nccl": "cuda:0"}
 
 
 def test_the_hosts_address_is_where_networked_relays_are_reached() -> None:
@@ -53,8 +53,8 @@ def test_the_hosts_address_is_where_networked_relays_are_reached() -> None:
 def test_a_relays_device_follows_the_placement_unless_it_was_set() -> None:
     config = pipeline(stage("a", "b", gpu=1), stage("b"), relay_backend="nccl")
     for relay, device in [
-        (None, "cuda:1"),
-        (RelayConfig(credits=4), "cuda:1"),
+        (None, "cuda:0"),
+        (RelayConfig(credits=4), "cuda:0"),
         (RelayConfig(credits=4, device="cpu"), "cpu"),
         (RelayConfig(device="cuda:2"), "cuda:2"),
     ]:

@@ -77,12 +77,12 @@ def test_a_stage_without_a_gpu_shares_none(tmp_path: Path) -> None:
     assert specs["p"].stages[0].same_gpu_targets == set()
 
 
-def test_only_streams_are_lent_on_a_gpu(tmp_path: Path) -> None:
+def test_payloads_are_lent_on_a_gpu_without_a_stream(tmp_path: Path) -> None:
     half = {"resources": {"total_gpu_memory_fraction": 0.5}}
     specs = plan(
         tmp_path, stage("a", "p", gpu=0, runtime=half, next="b"), stage("b", "q", gpu=0, runtime=half)
     )
-    assert specs["p"].stages[0].same_gpu_targets == set()
+    assert specs["p"].stages[0].same_gpu_targets == {"b"}
 
 
 def test_each_rank_of_a_stage_has_a_process_and_the_first_has_its_io(tmp_path: Path) -> None:
@@ -134,26 +134,59 @@ def test_factory_arguments_are_merged_before_any_process_starts(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("visible", "gpu_id", "device"),
-    [(None, 3, "3"), ("", 1, "1"), ("4, 5,6", 1, "5"), ("GPU-a,GPU-b", 0, "GPU-a")],
+    [(None, 3, "3"), ("4, 5,6", 1, "5"), ("GPU-a,GPU-b", 0, "GPU-a"), ("MIG-a, MIG-b", 1, "MIG-b")],
 )
-def test_a_rank_sees_its_own_device_alone(visible: str | None, gpu_id: int, device: str) -> None:
-    spec = StageLaunchConfig("big", tp_rank=1, tp_size=2, gpu_id=gpu_id)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_process_sees_its_own_device_alone(
+    visible: str | None, gpu_id: int, device: str, ranks: int
+) -> None:
+    spec = StageLaunchConfig("big", tp_rank=ranks - 1, tp_size=ranks, gpu_id=gpu_id)
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert get_stage_process_env(spec, env)["CUDA_VISIBLE_DEVICES"] == device
+    told = get_stage_process_env(spec, env)
+    assert (told["CUDA_VISIBLE_DEVICES"], spec.device_index) == (device, 0)
+    assert told["SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"] == "true"
+    assert ("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK" in told) == (ranks > 1)
 
 
-def test_a_rank_whose_device_is_not_visible_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"stage 'big': gpu 2 of rank 1 is not among CUDA_VISIBLE_DEVICES='0,1'"
-    ):
-        get_stage_process_env(
-            StageLaunchConfig("big", tp_rank=1, tp_size=2, gpu_id=2), {"CUDA_VISIBLE_DEVICES": "0,1"}
-        )
+@pytest.mark.parametrize("visible", ["0,1", "", "0,1,-1,2"])
+def test_a_device_that_is_not_visible_is_refused(visible: str) -> None:
+    for ranks, which in ((1, ""), (2, " of rank 1")):
+        spec = StageLaunchConfig("big", tp_rank=ranks - 1, tp_size=ranks, gpu_id=2)
+        message = f"stage 'big': gpu 2{which} is not among CUDA_VISIBLE_DEVICES='{visible}'"
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            get_stage_process_env(spec, {"CUDA_VISIBLE_DEVICES": visible})
 
 
-def test_stages_without_ranks_keep_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_on_no_gpu_or_all_keep_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert get_stage_process_env(StageLaunchConfig("one", gpu_id=0)) == {}
+    assert get_stage_process_env(StageLaunchConfig("one")) == {}
+    assert get_stage_process_env(StageLaunchConfig("one", gpu_id=0, all_gpus=True)) == {}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"factory_args": {"device": "cuda:1"}},
+        {"factory_args": {"gpu_id": 1}},
+        {"relay": {"device": "cuda:1"}},
+    ],
+)
+def test_a_process_whose_config_names_a_gpu_by_its_number_sees_all(tmp_path: Path, fields: dict) -> None:
+    specs = plan(
+        tmp_path,
+        stage("a", "p", gpu=1, next="b"),
+        stage("b", "p", **fields, next="c"),
+        stage("c", "q", gpu=2),
+    )
+    assert [it.device_index for it in (*specs["p"].stages, *specs["q"].stages)] == [1, None, 0]
+    assert [it.all_gpus for it in specs["p"].stages] == [True, True]
+    assert process_environment(specs["p"], {}) == {}
+
+
+def test_the_users_word_on_the_balance_of_memory_holds() -> None:
+    name = "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
+    spec = StageLaunchConfig("big", tp_size=2, gpu_id=0)
+    assert [get_stage_process_env(spec, env)[name] for env in ({}, {name: "1"})] == ["0", "1"]
 
 
 def test_defaults_lie_under_the_environment(tmp_path: Path) -> None:

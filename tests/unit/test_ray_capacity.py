@@ -99,7 +99,7 @@ def test_a_stage_is_on_the_gpu_that_its_process_sees() -> None:
     )
     specs = planned(config)
     (launch,) = specs["a"].stages
-    assert (launch.device_index, launch.relay_configs["nixl"]["device"]) == (3, "cuda:3")
+    assert (launch.device_index, launch.relay_configs["nixl"]["device"]) == (0, "cuda:0")
     there = on_first_gpu(launch, 1234)
     assert (there.device_index, there.relay_configs["nixl"]["device"]) == (0, "cuda:0")
     assert there.nccl_port == 1234

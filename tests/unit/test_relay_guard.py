@@ -357,6 +357,44 @@ def test_what_nothing_else_uses_is_unlocked_when_more_is_added(gpu: FakeGpu) -> 
     assert gpu.driver.locked == [(START * 2, CHUNK_BYTES)]
 
 
+@pytest.mark.parametrize("device_can", [True, False])
+def test_pages_that_may_only_be_read_are_locked_as_such_or_left_alone(
+    gpu: FakeGpu, device_can: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pinning of all other memory goes on, and the advice is about the setting."""
+    memory, theirs, own = PinnedMemory(), Range(), Range(START * 2)
+    gpu.driver.unwritable.append((START, START + theirs.nbytes))
+    gpu.driver.locks_read_only = device_can
+    memory.add(theirs, read_only=True)
+    memory.add(own)
+    for _ in range(2):
+        assert memory.pin(START, MiB, device=0) == [(START, MiB)]
+    assert memory.is_pinned(START, MiB)
+    assert len(gpu.driver.calls) == 1
+    assert not memory.is_pinned(own.address, MiB)
+    memory.pin(own.address, MiB, device=0)
+    assert ((START, CHUNK_BYTES) in gpu.driver.locked) is device_can
+    assert (own.address, CHUNK_BYTES) in gpu.driver.locked
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == (not device_can)
+    assert all("Unset SGLANG_OMNI_RELAY_READ_ONLY" in text and "ulimit" not in text for text in warnings)
+    memory.remove(theirs)
+    memory.remove(own)
+    assert gpu.driver.locked == []
+
+
+async def test_a_reader_tells_that_it_may_only_read(
+    gpu: FakeGpu, relay: ShmRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setenv("SGLANG_OMNI_RELAY_READ_ONLY", "1")
+    told = []
+    monkeypatch.setattr(PinnedMemory, "add", lambda self, mapping, *, read_only=False: told.append(read_only))
+    metadata, _ = await write_blob(relay, "key", torch.randn(1 << 18))
+    await read_blob(ShmRelay("reader"), "key", metadata)
+    assert told[-1] is True
+
+
 def test_a_refusal_is_reported_once_and_not_tried_again(
     gpu: FakeGpu, memory: PinnedMemory, caplog: pytest.LogCaptureFixture
 ) -> None:

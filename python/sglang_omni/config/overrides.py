@@ -80,6 +80,11 @@ def override_stages(config: PipelineConfig, argument: str, value: Any) -> list[s
     return changed
 
 
+def takers(config: PipelineConfig, argument: str) -> list[str]:
+    """The names of the stages whose factories take an argument."""
+    return [stage.name for stage in config.stages if argument in _parameters(stage)]
+
+
 def _override(config: PipelineConfig, stage: StageConfig, argument: str, value: Any) -> None:
     own = config.runtime_overrides.get(stage.name, {})
     config.runtime_overrides = {**config.runtime_overrides, stage.name: {**own, argument: value}}

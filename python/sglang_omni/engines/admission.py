@@ -6,12 +6,21 @@ from sglang_omni.engines.request import EngineRequest
 from sglang_omni.proto import RequestError
 
 
-def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_tokens: int) -> None:
+def admit(
+    request: EngineRequest,
+    *,
+    vocab_size: int,
+    context_length: int,
+    pool_tokens: int,
+    num_positions: int | None = None,
+) -> None:
     """Checks a new request and sets its ``max_new_tokens``.
 
     Args:
         context_length: The most tokens of prompt and output together.
         pool_tokens: The most tokens of one request that the KV pool holds, as it was built.
+        num_positions: Length of the engine's table of rotary positions, beyond which it must not read; None
+            if it has none.
 
     Raises:
         RequestError: The request can never run: an empty prompt, unknown tokens, or a prompt too long.
@@ -39,6 +48,16 @@ def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_
             code="context_length_exceeded",
         )
     room = limit - len(prompt)
+    if num_positions is not None and request.positions is not None:
+        # With videos, positions run ahead of tokens.
+        following = len(prompt) + request.positions.delta
+        if following > num_positions:
+            raise RequestError(
+                f"the positions of the prompt go up to {following - 1}, but the model knows {num_positions}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        room = min(room, num_positions - following + 1)
     wanted = request.sampling.max_new_tokens
     request.max_new_tokens = room if wanted is None else min(wanted, room)
 

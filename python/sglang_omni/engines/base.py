@@ -54,6 +54,10 @@ class Engine(Protocol[RequestT]):
         """Empties the cache of all that no request uses. Called between steps."""
         ...
 
+    def reset_counters(self) -> None:
+        """Sets the counters of ``stats``, and ``max_batch_size``, to zero. Called if there is no request."""
+        ...
+
     def stats(self) -> dict[str, int]:
         """The engine's part of ``/metrics``. Names that end in ``_total`` are counters, the others gauges.
 

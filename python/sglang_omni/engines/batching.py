@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -9,8 +12,9 @@ from torch import Tensor
 
 from sglang_omni.engines.planner import Chunk
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.model_runner.batch import DecodeGroup, ForwardBatch, KVSource, PrefillSpan
+from sglang_omni.model_runner.batch import DecodeGroup, ForwardBatch, KVSource, PagedBatch, PrefillSpan
 from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.sampling import SamplingRow
 from sglang_omni.model_runner.sequence import SequenceSpan
 
@@ -24,88 +28,156 @@ class StepBatch(NamedTuple):
 
 
 class BatchBuilder:
-    """Lays a step's tokens out flat: one-token chunks by the length of their sequence, then longer ones."""
+    """Lays a step's tokens out flat: one-token chunks by the length of their sequence, then longer ones.
 
-    def __init__(self, config: DecoderConfig, *, page_size: int, dtype: torch.dtype) -> None:
+    All numbers of a step go to the device in one copy, for which the host does not wait.
+
+    Args:
+        dtype: Of the model.
+        device: Of the model.
+        decode: The step of one-token chunks, if attention reads the paged cache itself; None if keys and
+            values are gathered.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        decode: DecodeStep | None = None,
+    ) -> None:
         self._page_size = page_size
         self._vocab_size = config.vocab_size
         self._mrope = config.mrope_section is not None
         self._dtype = dtype
+        self._device = torch.device(device)
+        self._decode = decode
 
     def build(self, chunks: list[Chunk]) -> StepBatch:
         decode = sorted((c for c in chunks if c.num_tokens == 1), key=lambda c: c.request.num_computed)
         prefill = [c for c in chunks if c.num_tokens > 1]
         ordered = decode + prefill
-
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        logit_rows: list[int] = []
-        spans: list[SequenceSpan] = []
-        size = self._page_size
-        for chunk in ordered:
-            request, start = chunk.request, chunk.request.num_computed
-            stop = start + chunk.num_tokens
-            spans.append(SequenceSpan(request.state, start, chunk.num_tokens, len(token_ids), chunk.samples))
-            token_ids += request.tokens(start, stop)
-            shift = request.positions.delta if request.positions is not None else 0
-            positions += range(start + shift, stop + shift)
-            pages = request.pages
-            slots += [pages[p // size] * size + p % size for p in range(start, stop)]
-            if chunk.samples:
-                logit_rows.append(len(token_ids) - 1)
-
-        places = torch.tensor(positions)
-        forward = ForwardBatch(
-            token_ids=torch.tensor(token_ids),
-            positions=_on_three_axes(places, ordered) if self._mrope else places,
-            slots=torch.tensor(slots),
-            decode=self._decode_groups(decode),
-            prefill=self._prefill_spans(prefill, len(decode)),
-            logit_rows=None
-            if len(logit_rows) == len(token_ids)
-            else torch.tensor(logit_rows, dtype=torch.long),
-            spans=spans,
-            pages=[chunk.request.pages for chunk in ordered],
-        )
+        rows = self._rows(ordered)
+        if self._decode is None:
+            forward = self._gathered(rows, decode, prefill)
+        elif not prefill and all(_is_generated(c) for c in decode):
+            forward = self._one_token_each(rows, ordered, self._decode)
+        else:
+            forward = self._paged(rows, ordered)
         return StepBatch(
             ordered, forward, [c.request.sampling_row(self._vocab_size) for c in ordered if c.samples]
         )
 
-    def _decode_groups(self, decode: list[Chunk]) -> list[DecodeGroup]:
-        groups: list[DecodeGroup] = []
-        first = 0
-        while first < len(decode):
-            # Rows are padded to the longest of their group: none reads more than about twice its own length.
-            limit = max(2 * decode[first].request.num_computed, 256)
-            last = first
-            while last < len(decode) and decode[last].request.num_computed <= limit:
-                last += 1
-            requests = [chunk.request for chunk in decode[first:last]]
-            lengths = [request.num_computed + 1 for request in requests]
-            kv = self._source(requests, max(lengths))
-            mask = None
-            if min(lengths) < max(lengths):
-                mask = self._mask(torch.arange(kv.length) >= torch.tensor(lengths).unsqueeze(1))[
-                    :, None, None, :
-                ]
-            groups.append(DecodeGroup(first, last - first, kv, mask))
-            first = last
-        return groups
+    def _rows(self, chunks: list[Chunk]) -> _Rows:
+        rows = _Rows([], [[] for _ in range(3 if self._mrope else 1)], [], [], [], [])
+        size = self._page_size
+        for chunk in chunks:
+            request, start = chunk.request, chunk.request.num_computed
+            stop = start + chunk.num_tokens
+            rows.spans.append(
+                SequenceSpan(request.state, start, chunk.num_tokens, len(rows.token_ids), chunk.samples)
+            )
+            rows.token_ids.extend(request.tokens(start, stop))
+            # On three axes, prompts' tokens have given positions, generated ones the same on all axes.
+            given = max(0, min(stop, len(request.prompt_token_ids)) - start)
+            shift = 0
+            if self._mrope and request.positions is not None:
+                shift = request.positions.delta
+                if given:
+                    prompt = request.positions.prompt[:, start : start + given].tolist()
+                    for axis, places in zip(rows.positions, prompt, strict=True):
+                        axis.extend(places)
+            else:
+                given = 0
+            for axis in rows.positions:
+                axis.extend(range(start + given + shift, stop + shift))
+            pages = request.pages
+            rows.slots.extend(pages[p // size] * size + p % size for p in range(start, stop))
+            if chunk.samples:
+                rows.logit_rows.append(len(rows.token_ids) - 1)
+            rows.pages.append(pages)
+        return rows
 
-    def _prefill_spans(self, prefill: list[Chunk], first_row: int) -> list[PrefillSpan]:
+    def _gathered(self, rows: _Rows, decode: list[Chunk], prefill: list[Chunk]) -> ForwardBatch:
+        """For attention that gathers keys and values."""
+        numbers = _Numbers()
+        place = rows.place(numbers)
+        groups = [self._group(decode, first, last, numbers) for first, last in _alike(decode)]
+        sources = [self._source([c.request], c.request.num_computed + c.num_tokens, numbers) for c in prefill]
+        ints = numbers.upload(torch.int64, self._device)
         spans: list[PrefillSpan] = []
-        for request, count, _ in prefill:
-            start = request.num_computed
-            mask = None
-            if start > 0:
-                columns, rows = torch.arange(start + count), torch.arange(start, start + count)
-                mask = self._mask(columns > rows.unsqueeze(1))
-            spans.append(PrefillSpan(first_row, count, self._source([request], start + count), mask))
+        first_row = len(decode)
+        for (request, count, _), source in zip(prefill, sources, strict=True):
+            mask = self._causal(request.num_computed, count) if request.num_computed else None
+            spans.append(PrefillSpan(first_row, count, source.of(ints), mask))
             first_row += count
-        return spans
+        return place.batch(rows, ints)._replace(
+            decode=[
+                DecodeGroup(
+                    first,
+                    count,
+                    source.of(ints),
+                    None if lengths is None else self._padding(source.length, lengths.of(ints)),
+                )
+                for first, count, source, lengths in groups
+            ],
+            prefill=spans,
+        )
 
-    def _source(self, requests: list[EngineRequest], length: int) -> KVSource:
+    def _paged(self, rows: _Rows, chunks: list[Chunk]) -> ForwardBatch:
+        """For attention that reads the paged cache itself."""
+        numbers = _Numbers()
+        place = rows.place(numbers)
+        counts = [chunk.num_tokens for chunk in chunks]
+        lengths = [chunk.request.num_computed + chunk.num_tokens for chunk in chunks]
+        first_rows = numbers.add([0, *accumulate(counts)])
+        used = numbers.add(lengths)
+        count = -(-max(lengths) // self._page_size)
+        pages = numbers.add_rows([_padded(chunk.request.pages[:count], count) for chunk in chunks])
+        ints = numbers.upload(torch.int32, self._device)
+        paged = PagedBatch(first_rows.of(ints), used.of(ints), pages.of(ints), max(counts), max(lengths))
+        return place.batch(rows, ints.long())._replace(paged=paged)
+
+    def _one_token_each(self, rows: _Rows, chunks: list[Chunk], decode: DecodeStep) -> ForwardBatch:
+        """For a step of fixed shape, which CUDA graphs replay."""
+        numbers = _Numbers()
+        step = numbers.add_rows(
+            decode.packed(
+                [
+                    (
+                        rows.token_ids[row],
+                        rows.slots[row],
+                        chunk.request.num_computed + 1,
+                        *(rows.positions[axis if self._mrope else 0][row] for axis in range(3)),
+                        *_padded(chunk.request.pages[: decode.max_pages], decode.max_pages),
+                    )
+                    for row, chunk in enumerate(chunks)
+                ]
+            )
+        ).of(numbers.upload(torch.int32, self._device))
+        return ForwardBatch(
+            token_ids=step[:, 0],
+            positions=step[:, 3:6].t() if self._mrope else step[:, 3],
+            slots=step[:, 1],
+            decode=[],
+            prefill=[],
+            logit_rows=None,
+            spans=rows.spans,
+            pages=rows.pages,
+            step=step,
+        )
+
+    def _group(
+        self, decode: list[Chunk], first: int, last: int, numbers: _Numbers
+    ) -> tuple[int, int, _Source, _Part | None]:
+        requests = [chunk.request for chunk in decode[first:last]]
+        lengths = [request.num_computed + 1 for request in requests]
+        source = self._source(requests, max(lengths), numbers)
+        return first, last - first, source, numbers.add(lengths) if min(lengths) < max(lengths) else None
+
+    def _source(self, requests: list[EngineRequest], length: int, numbers: _Numbers) -> _Source:
         count = -(-length // self._page_size)
         rows = [request.pages[:count] for request in requests]
         start = None
@@ -115,23 +187,133 @@ class BatchBuilder:
             and rows[0] == list(range(rows[0][0], rows[0][-1] + 1))
         ):
             start = rows[0][0] * self._page_size
-        pages = torch.tensor([row + [row[-1]] * (count - len(row)) for row in rows])
-        return KVSource(pages, length, start)
+        return _Source(numbers.add_rows([_padded(row, count) for row in rows]), length, start)
+
+    def _padding(self, length: int, lengths: Tensor) -> Tensor:
+        """(B, 1, 1, length), which hides what is behind each sequence."""
+        hidden = torch.arange(length, device=self._device) >= lengths.unsqueeze(1)
+        return self._mask(hidden)[:, None, None, :]
+
+    def _causal(self, start: int, count: int) -> Tensor:
+        """(count, start + count), of the last ``count`` tokens of a sequence."""
+        columns = torch.arange(start + count, device=self._device)
+        rows = torch.arange(start, start + count, device=self._device)
+        return self._mask(columns > rows.unsqueeze(1))
 
     def _mask(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+        zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return zeros.masked_fill_(hidden, float("-inf"))
 
 
-def _on_three_axes(places: Tensor, chunks: list[Chunk]) -> Tensor:
-    """(T,) -> (3, T): prompts' tokens have given positions, generated ones the same on all axes."""
-    axes = places.expand(3, -1)
-    row = 0
-    for request, count, _ in chunks:
-        start = request.num_computed
-        stop = min(start + count, len(request.prompt_token_ids))
-        if request.positions is not None and start < stop:
-            if not axes.is_contiguous():
-                axes = axes.contiguous()
-            axes[:, row : row + stop - start] = request.positions.prompt[:, start:stop]
-        row += count
-    return axes
+class _Part(NamedTuple):
+    """A tensor among a step's numbers."""
+
+    first: int
+    shape: tuple[int, ...]
+
+    def of(self, numbers: Tensor) -> Tensor:
+        return numbers[self.first : self.first + prod(self.shape)].view(self.shape)
+
+
+class _Source(NamedTuple):
+    """A ``KVSource`` whose pages are among a step's numbers."""
+
+    pages: _Part
+    length: int
+    start: int | None
+
+    def of(self, numbers: Tensor) -> KVSource:
+        return KVSource(self.pages.of(numbers), self.length, self.start)
+
+
+class _Numbers:
+    """Collects a step's whole numbers, to copy them to the device at once."""
+
+    def __init__(self) -> None:
+        self._values: list[int] = []
+
+    def add(self, values: Sequence[int]) -> _Part:
+        first = len(self._values)
+        self._values.extend(values)
+        return _Part(first, (len(values),))
+
+    def add_rows(self, rows: Sequence[Sequence[int]]) -> _Part:
+        """Rows of equal length."""
+        first = len(self._values)
+        self._values.extend(chain.from_iterable(rows))
+        return _Part(first, (len(rows), len(rows[0])))
+
+    def upload(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if device.type == "cpu":
+            return torch.tensor(self._values, dtype=dtype)
+        # From pinned memory: the host goes on while the GPU copies.
+        host = torch.tensor(self._values, dtype=dtype, pin_memory=torch.cuda.is_available())
+        return host.to(device, non_blocking=True)
+
+
+class _Rows(NamedTuple):
+    """A step's rows on the host; ``positions`` are on one axis or on three."""
+
+    token_ids: list[int]
+    positions: list[list[int]]
+    slots: list[int]
+    logit_rows: list[int]
+    spans: list[SequenceSpan]
+    pages: list[list[int]]
+
+    def place(self, numbers: _Numbers) -> _RowParts:
+        everything = len(self.logit_rows) == len(self.token_ids)
+        return _RowParts(
+            numbers.add(self.token_ids),
+            numbers.add_rows(self.positions),
+            numbers.add(self.slots),
+            None if everything else numbers.add(self.logit_rows),
+        )
+
+
+class _RowParts(NamedTuple):
+    """Where the rows are among a step's numbers."""
+
+    token_ids: _Part
+    positions: _Part
+    slots: _Part
+    logit_rows: _Part | None
+
+    def batch(self, rows: _Rows, numbers: Tensor) -> ForwardBatch:
+        """A batch with these rows, without what attention needs."""
+        positions = self.positions.of(numbers)
+        return ForwardBatch(
+            token_ids=self.token_ids.of(numbers),
+            positions=positions if len(rows.positions) > 1 else positions[0],
+            slots=self.slots.of(numbers),
+            decode=[],
+            prefill=[],
+            logit_rows=None if self.logit_rows is None else self.logit_rows.of(numbers),
+            spans=rows.spans,
+            pages=rows.pages,
+        )
+
+
+def _is_generated(chunk: Chunk) -> bool:
+    return chunk.samples and chunk.request.num_computed >= len(chunk.request.prompt_token_ids)
+
+
+def _padded(pages: list[int], count: int) -> list[int]:
+    return pages + [pages[-1]] * (count - len(pages))
+
+
+def _alike(decode: list[Chunk]) -> list[tuple[int, int]]:
+    """Runs (first, last) of chunks, ordered by length, whose attention is one call.
+
+    Rows are padded to the longest of their run: none reads more than about twice its own length.
+    """
+    runs: list[tuple[int, int]] = []
+    first = 0
+    while first < len(decode):
+        limit = max(2 * decode[first].request.num_computed, 256)
+        last = first
+        while last < len(decode) and decode[last].request.num_computed <= limit:
+            last += 1
+        runs.append((first, last))
+        first = last
+    return runs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from sglang_omni.engines.base import Engine
@@ -10,14 +12,19 @@ from sglang_omni.engines.engine import OmniEngine
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.planner import BatchPlanner
+from sglang_omni.engines.quantization import refuse_quantization
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import BatchScheduler
-from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
+from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache, attention
+from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
-from sglang_omni.model_runner.loader import DTYPES, Checkpoint
+from sglang_omni.model_runner.loader import DTYPES
 from sglang_omni.model_runner.parallel import TensorParallelGroup
 
+logger = logging.getLogger(__name__)
+
+# Of caches whose keys and values are gathered.
 PAGE_SIZE = 16
 
 
@@ -29,11 +36,6 @@ def build_engine(kind: EngineKind, spec: DecoderSpec, options: EngineOptions) ->
         FileNotFoundError, ValueError: The checkpoint or an option is wrong.
     """
     if kind == "sglang":
-        if spec.open_checkpoint is not Checkpoint:
-            raise ValueError(
-                f"SGLang cannot read {spec.model_path}, whose tensors are named or laid out differently: "
-                "use the engine 'omni'"
-            )
         from sglang_omni.engines.sglang.build import build_sglang_engine
 
         return build_sglang_engine(spec, options)
@@ -43,15 +45,18 @@ def build_engine(kind: EngineKind, spec: DecoderSpec, options: EngineOptions) ->
 
 
 def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
-    """An engine on the CPU with a scheduler and KV cache of its own.
+    """An engine with a scheduler and KV cache of its own, on a CPU or a GPU.
+
+    On a GPU, torch's attention over paged caches wants large pages: without ``page_size``, they are of 256
+    tokens if it can be used, and of 16 if not.
 
     Raises:
         FileNotFoundError, ValueError: The checkpoint or an option is wrong.
     """
     if options.dtype not in DTYPES:
         raise ValueError(f"dtype {options.dtype!r} is not supported; known: {', '.join(DTYPES)}")
-    if torch.device(options.device).type != "cpu":
-        raise ValueError(f"engine 'omni' computes on the CPU, not on {options.device!r}: use engine 'sglang'")
+    device = torch.device(options.device)
+    refuse_quantization(spec.model_path, options)
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     tp = options.tp
@@ -63,17 +68,35 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
         spec.component,
         spec.open_checkpoint,
         TensorParallelGroup.join(tp.rank, tp.size, tp.port, options.device),
+        device,
     )
     config = model.config
-    page_size = options.page_size or PAGE_SIZE
+    page_size = options.page_size or attention.PAGE_SIZE
+    gathers = attention.why_not_paged(config, model.dtype, device, page_size)
+    if gathers:
+        page_size = options.page_size or PAGE_SIZE
+        if device.type != "cpu":
+            logger.warning("Attention gathers keys and values for each layer: %s", gathers)
     num_pages = options.max_total_tokens // page_size
     if num_pages == 0:
         raise ValueError(
             f"max_total_tokens ({options.max_total_tokens}) must hold at least one page of {page_size} tokens"
         )
     cache = PagedKVCache(
-        config, num_pages=num_pages, page_size=page_size, dtype=model.dtype, capture_layer=spec.capture_layer
+        config,
+        num_pages=num_pages,
+        page_size=page_size,
+        dtype=model.dtype,
+        capture_layer=spec.capture_layer,
+        device=device,
     )
+    context_length = min(
+        options.context_length or config.max_position_embeddings, config.max_position_embeddings
+    )
+    decode = None
+    if not gathers:
+        max_pages = min(num_pages, -(-context_length // page_size))
+        decode = DecodeStep(model, cache, max_pages=max_pages)
     scheduler = BatchScheduler(
         BatchPlanner(
             max_running_requests=options.max_running_requests,
@@ -84,19 +107,19 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
         ResourceManager(num_pages, page_size, prefix_cache=options.prefix_cache),
         IterationController(config.eos_token_ids),
         vocab_size=config.vocab_size,
-        context_length=min(
-            options.context_length or config.max_position_embeddings, config.max_position_embeddings
-        ),
+        context_length=context_length,
     )
-    builder = BatchBuilder(config, page_size=page_size, dtype=model.dtype)
-    return OmniEngine(scheduler, builder, _build_runner(spec, model, cache))
+    builder = BatchBuilder(config, page_size=page_size, dtype=model.dtype, device=device, decode=decode)
+    return OmniEngine(scheduler, builder, _build_runner(spec, model, cache, decode))
 
 
-def _build_runner(spec: DecoderSpec, model: Decoder, cache: PagedKVCache) -> ModelRunner:
+def _build_runner(
+    spec: DecoderSpec, model: Decoder, cache: PagedKVCache, decode: DecodeStep | None
+) -> ModelRunner:
     if spec.strategy is not None:
-        return FeedbackARModelRunner(model, cache, spec.strategy, spec.suppress_token_ids)
+        return FeedbackARModelRunner(model, cache, spec.strategy, spec.suppress_token_ids, decode)
     if spec.config.mrope_section is not None:
         from sglang_omni.model_runner.thinker_runner import ThinkerModelRunner
 
-        return ThinkerModelRunner(model, cache, spec.suppress_token_ids)
-    return ModelRunner(model, cache, spec.suppress_token_ids)
+        return ThinkerModelRunner(model, cache, spec.suppress_token_ids, decode)
+    return ModelRunner(model, cache, spec.suppress_token_ids, decode)

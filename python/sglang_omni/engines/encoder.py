@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from sglang_omni.engines.cache import ItemOutput, OutputCache
 from sglang_omni.engines.request import BaseRequest
+from sglang_omni.gpu_faults import after_failure, is_out_of_memory
+
+logger = logging.getLogger(__name__)
 
 
 class ItemInfo(NamedTuple):
@@ -60,6 +64,7 @@ class EncoderEngine:
     """Implements ``engines.base.Engine``, which documents the methods.
 
     Items are computed in the order of arrival, and once for all the requests that wait for the same content.
+    If a GPU has too little memory for a batch, its items are computed one by one.
 
     Args:
         max_batch_cost: The most that the items of a batch may cost together; an item that costs more is
@@ -126,14 +131,13 @@ class EncoderEngine:
     def step(self) -> list[EncoderRequest]:
         self._batch = self._schedule()
         self.stepped = {request_id for pending in self._batch for request_id in pending.waiting}
-        if self._batch:
-            outputs = self._encoder.encode([pending.item for pending in self._batch])
+        if self._batch and (outputs := self._encode(self._batch)) is not None:
             for pending, output in zip(self._batch, outputs, strict=True):
                 self._update(pending, output)
             self._num_steps += 1
             self._num_items += len(self._batch)
             self._max_batch_size = max(self._max_batch_size, len(self._batch))
-            self._batch = []
+        self._batch = []
         complete = list(self._complete.values())
         for request in complete:
             del self._requests[request.request_id]
@@ -142,6 +146,10 @@ class EncoderEngine:
 
     def flush_cache(self) -> None:
         self._cache.clear()
+
+    def reset_counters(self) -> None:
+        self._num_steps = self._num_items = self._max_batch_size = 0
+        self._hits = self._misses = 0
 
     def stats(self) -> dict[str, int]:
         """A hit is an item that has been computed, or will be, for another request."""
@@ -156,6 +164,22 @@ class EncoderEngine:
             "cache_used_bytes": self._cache.used_bytes,
             "cache_max_bytes": self._cache.max_bytes,
         }
+
+    def _encode(self, batch: list[_Pending]) -> list[ItemOutput] | None:
+        """The items' outputs; None if the GPU has too little memory for all of them, which are then alone."""
+        try:
+            return self._encoder.encode([pending.item for pending in batch])
+        except RuntimeError as exc:
+            if len(batch) == 1 or not is_out_of_memory(exc):
+                raise
+            logger.warning(
+                "A batch of %d items needs too much memory; each is tried alone: %s", len(batch), exc
+            )
+            after_failure(exc)
+        # First in line, each in a group of its own.
+        alone = {p.info.key: p._replace(info=p.info._replace(group=object())) for p in batch}
+        self._pending = alone | self._pending
+        return None
 
     def _schedule(self) -> list[_Pending]:
         """The oldest item and others that fit its batch. They leave the queue: failures are not retried."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 from sglang_omni.engines.batching import BatchBuilder
 from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.scheduler import BatchScheduler
+from sglang_omni.gpu_faults import after_failure, is_out_of_memory
 from sglang_omni.model_runner.runner import ModelRunner
+from sglang_omni.proto import Unavailable
+
+logger = logging.getLogger(__name__)
 
 
 class OmniEngine:
@@ -51,8 +56,14 @@ class OmniEngine:
                 return []
             del self._requests[lost.request_id]
             return [lost]
-        step = self.builder.build(chunks)
-        tokens = self.runner.execute(step.forward, step.sampling)
+        try:
+            step = self.builder.build(chunks)
+            tokens = self.runner.execute(step.forward, step.sampling)
+        except RuntimeError as exc:
+            if len(chunks) == 1 or not is_out_of_memory(exc) or self.runner.model.group.size > 1:
+                raise
+            after_failure(exc)
+            return [self._make_room(chunks[-1].request)]
         advanced = self.scheduler.update(step.chunks, tokens)
         self._counters.count(len(chunks), advanced)
         for request in advanced:
@@ -60,8 +71,24 @@ class OmniEngine:
                 del self._requests[request.request_id]
         return advanced
 
+    def _make_room(self, newest: EngineRequest) -> EngineRequest:
+        """Ends a request of a step for which the GPU had too little memory, so that the others go on.
+
+        They are computed again from where they were: the keys and values that the step has written are
+        written again, and no token was added. Only their random numbers are others now.
+        """
+        logger.warning("A step needs too much memory: request %s ends for the others", newest.request_id)
+        newest.failure = Unavailable("the GPU has too little memory for this request beside the others")
+        self.scheduler.abort(newest)
+        del self._requests[newest.request_id]
+        return newest
+
     def flush_cache(self) -> None:
         self.scheduler.resources.clear_prefix_cache()
+
+    def reset_counters(self) -> None:
+        self._counters = StepCounters()
+        self.scheduler.num_retracted = 0
 
     def stats(self) -> dict[str, int]:
         scheduler, resources = self.scheduler, self.scheduler.resources

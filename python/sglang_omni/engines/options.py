@@ -13,6 +13,8 @@ from sglang_omni.model_runner.loader import Checkpoint, OpenCheckpoint
 
 EngineKind = Literal["sglang", "omni"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+# As users give it: "auto" depends on the device and the checkpoint.
+DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sglang_omni.model_runner.batch import ForwardBatch
+from sglang_omni.model_runner.batch import ForwardBatch, PagedBatch
+from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.kv_cache import PagedKVCache
+
+# torch's kernel reads pages of a multiple of this many tokens (``mha_varlen_fwd`` in its flash_api.cpp).
+PAGE_SIZE = 256
+
+
+def why_not_paged(config: DecoderConfig, dtype: torch.dtype, device: torch.device, page_size: int) -> str:
+    """Why torch's kernel for paged caches cannot compute this attention; empty if it can.
+
+    Without it, keys and values are gathered for each layer, which any device and dtype can.
+    """
+    if device.type != "cuda":
+        return "there is no kernel for paged caches on a CPU"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"torch's kernel for paged caches computes bfloat16 and float16, not {dtype}"
+    if not _has_paged_attention():
+        return f"torch {torch.__version__} has no attention over a paged cache"
+    if config.head_dim % 8 or config.head_dim > 256:
+        return f"heads of {config.head_dim} channels are no multiple of 8, or more than 256"
+    if page_size % PAGE_SIZE:
+        return f"page_size {page_size} is no multiple of {PAGE_SIZE}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the GPU is older than Ampere"
+    return ""
+
+
+def _has_paged_attention() -> bool:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return {"block_table", "seqused_k", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters)
 
 
 def attend(queries: Tensor, layer: int, cache: PagedKVCache, batch: ForwardBatch) -> Tensor:
@@ -19,6 +53,8 @@ def attend(queries: Tensor, layer: int, cache: PagedKVCache, batch: ForwardBatch
     Returns:
         (T, heads * head_dim), rows in the batch's order.
     """
+    if batch.paged is not None:
+        return _attend_paged(queries, layer, cache, batch.paged)
     _, heads, dim = queries.shape
     parts: list[Tensor] = []
     for group in batch.decode:
@@ -38,3 +74,39 @@ def attend(queries: Tensor, layer: int, cache: PagedKVCache, batch: ForwardBatch
         )
         parts.append(out.squeeze(0).transpose(0, 1).reshape(span.num_rows, heads * dim))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_paged(queries: Tensor, layer: int, cache: PagedKVCache, batch: PagedBatch) -> Tensor:
+    keys, values = cache.paged(layer)
+    return paged_attention(queries, keys, values, batch).flatten(1)
+
+
+def paged_attention(queries: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch) -> Tensor:
+    """Causal attention of each sequence's last tokens over its pages, by torch's flash kernel.
+
+    Args:
+        queries: (T, heads, head_dim).
+        keys, values: (all pages, page_size, kv_heads, head_dim).
+
+    Returns:
+        (T, heads, head_dim).
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    out = varlen_attn(
+        queries,
+        keys,
+        values,
+        batch.first_rows,
+        # Not read if there are pages, but its shape and dtype are checked.
+        batch.first_rows,
+        batch.max_rows,
+        batch.max_length,
+        window_size=(-1, 0),
+        # Also keeps torch from choosing cuDNN's kernel, which wants other things of a cache.
+        enable_gqa=True,
+        seqused_k=batch.lengths,
+        block_table=batch.pages,
+    )
+    assert isinstance(out, Tensor)
+    return out

@@ -44,8 +44,28 @@ class PrefillSpan(NamedTuple):
     mask: Tensor | None
 
 
+class PagedBatch(NamedTuple):
+    """N sequences for one attention over the paged cache, all on its device, int32.
+
+    Attributes:
+        first_rows: (N + 1,), the first row of each sequence, and the number of rows.
+        lengths: (N,), tokens of each sequence, with the new ones.
+        pages: (N, P), page numbers in order; short rows are padded with any valid page.
+        max_rows: The most rows of a sequence.
+        max_length: No sequence is longer.
+    """
+
+    first_rows: Tensor
+    lengths: Tensor
+    pages: Tensor
+    max_rows: int
+    max_length: int
+
+
 class ForwardBatch(NamedTuple):
-    """T new tokens: those of ``decode`` groups first, then those of ``prefill`` spans.
+    """T new tokens: sequences with one each first, then those with more.
+
+    Attention goes by ``decode`` groups and ``prefill`` spans, or if ``paged`` is set, by it alone.
 
     Attributes:
         token_ids: (T,) int64.
@@ -54,6 +74,8 @@ class ForwardBatch(NamedTuple):
         logit_rows: (S,) int64, the rows whose next token is wanted; None for all rows.
         spans: The rows of each sequence, in the order of the rows.
         pages: The page numbers of each span's sequence, in order.
+        step: Set if all sequences have one new token each: (T, 6 + P) int32, one row for each token, of its
+            id, slot, length, positions on three axes, and P pages. Rows of no sequence may follow.
     """
 
     token_ids: Tensor
@@ -64,3 +86,5 @@ class ForwardBatch(NamedTuple):
     logit_rows: Tensor | None
     spans: list[SequenceSpan]
     pages: list[list[int]]
+    paged: PagedBatch | None = None
+    step: Tensor | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
 from sglang_omni.model_runner.loader import Checkpoint
-from sglang_omni.model_runner.norm import norm_floor, unit_norm
+from sglang_omni.model_runner.norm import PlainNorm
 
 # Chooses codes (B,) int64 of one group (from 1 on) by their logits (B, vocab_size).
 Choose = Callable[[Tensor, int], Tensor]
@@ -75,11 +75,11 @@ class CodePredictor:
     ) -> None:
         self.config = config
         self._layers = layers
-        self._norm = norm * config.hidden_size**0.5
+        self._plain_norm = PlainNorm.of(config.hidden_size, config.rms_norm_eps, norm.device)
+        self._head_norm = PlainNorm.of(config.head_dim, config.rms_norm_eps, norm.device)
+        self._norm = norm * self._plain_norm.scale
         self._embeddings = embeddings
         self._heads = heads
-        self._floor = norm_floor(config.hidden_size, config.rms_norm_eps, norm.device)
-        self._head_floor = norm_floor(config.head_dim, config.rms_norm_eps, norm.device)
         # The first two positions are computed together; the first must not see the second.
         shared = config.num_attention_heads // config.num_key_value_heads
         mask = torch.tensor([[0.0, float("-inf")], [0.0, 0.0]], dtype=norm.dtype, device=norm.device)
@@ -130,17 +130,16 @@ class CodePredictor:
             (B, G) int64, including the first codes.
         """
         groups = self.config.num_code_groups
-        codes = first_codes.new_empty(len(first_codes), groups)
-        codes[:, 0] = first_codes
+        codes = [first_codes]
         rows, position = torch.stack((hidden, first_embeds), dim=1), 0
         for group in range(1, groups):
             logits = linear(self._forward(rows, position), self._heads[group - 1])
             code = logits.argmax(dim=-1) if choose is None else choose(logits, group)
-            codes[:, group] = code
+            codes.append(code)
             position = group + 1
             if position < groups:
                 rows = embedding(code, self._embeddings[group - 1]).unsqueeze(1)
-        return codes
+        return torch.stack(codes, dim=1)
 
     def _forward(self, rows: Tensor, position: int) -> Tensor:
         """(B, n, hidden_size) from ``position`` on -> the output of the last row, (B, hidden_size).
@@ -152,13 +151,20 @@ class CodePredictor:
         batch, count, size = rows.shape
         if batch not in self._buffers:
             self._buffers[batch] = self._new_buffers(batch)
+        norm, head_norm = self._plain_norm, self._head_norm
         hidden = rows.view(batch * count, size)
         for layer, views in zip(self._layers, self._buffers[batch], strict=True):
             slots, keys, values = views[position]
-            qkv = linear(unit_norm(hidden, self._floor), layer.qkv)
+            qkv = linear(norm(hidden), layer.qkv)
             qkv = qkv.view(batch, count, heads + 2 * kv_heads, dim)
             turned = qkv.narrow(2, 0, heads + kv_heads)
-            unit = unit_norm(turned, self._head_floor) if config.qk_norm else turned
+            if not config.qk_norm:
+                unit = turned
+            elif head_norm.floor is None:
+                # The fused kernel would copy a part before it reads it.
+                unit = head_norm(qkv).narrow(2, 0, heads + kv_heads)
+            else:
+                unit = head_norm(turned)
             swapped = unit.roll(dim // 2, -1)
             torch.mul(unit, layer.turn_cos[position], out=turned)
             turned.addcmul_(swapped, layer.turn_sin[position])
@@ -171,10 +177,10 @@ class CodePredictor:
                 queries = queries.permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
                 out = scaled_dot_product_attention(queries, keys, values, self._first_mask)
                 out = out.view(batch, heads, count, dim).transpose(1, 2)
-            hidden = linear(out.reshape(batch * count, heads * dim), layer.o).add_(hidden)
-            gate, up = linear(unit_norm(hidden, self._floor), layer.gate_up).chunk(2, dim=-1)
-            hidden = linear(silu(gate).mul_(up), layer.down).add_(hidden)
-        return unit_norm(hidden.view(batch, count, size)[:, -1], self._floor) * self._norm
+            hidden = _add_linear(hidden, out.reshape(batch * count, heads * dim), layer.o)
+            gate, up = linear(norm(hidden), layer.gate_up).chunk(2, dim=-1)
+            hidden = _add_linear(hidden, silu(gate).mul_(up), layer.down)
+        return norm(hidden.view(batch, count, size)[:, -1]) * self._norm
 
     def _new_buffers(self, batch: int) -> list[list[_Views]]:
         """For each layer, the views at each position of a step's first row."""
@@ -191,6 +197,13 @@ class CodePredictor:
         return buffers
 
 
+def _add_linear(hidden: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """``hidden + rows @ weight.T``; may overwrite ``hidden``. On a GPU the product takes the sum along."""
+    if hidden.device.type == "cuda":
+        return hidden.addmm_(rows, weight.t())
+    return linear(rows, weight).add_(hidden)
+
+
 def _stop(position: int) -> int:
     return position + (2 if position == 0 else 1)
 
@@ -204,13 +217,14 @@ def _load_layer(config: PredictorConfig, checkpoint: Checkpoint, prefix: str) ->
 
     def after_norm(norm: Tensor, *projections: Tensor) -> Tensor:
         weight = torch.cat(projections)
-        return (weight.float() * norm.float() * hidden**0.5).to(weight.dtype)
+        scale = PlainNorm.of(hidden, config.rms_norm_eps, weight.device).scale
+        return (weight.float() * norm.float() * scale).to(weight.dtype)
 
     norms = torch.ones(heads + kv_heads, dim)
     if config.qk_norm:
         q_norm, k_norm = take("self_attn.q_norm", dim), take("self_attn.k_norm", dim)
         norms = torch.cat((q_norm.expand(heads, dim), k_norm.expand(kv_heads, dim))).float().cpu()
-        norms *= dim**0.5
+        norms *= PlainNorm.of(dim, config.rms_norm_eps, q_norm.device).scale
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     angles = torch.outer(torch.arange(config.num_code_groups).float(), 1.0 / config.rope_theta**exponents)
     cos = torch.cat((angles, angles), -1).cos().unsqueeze(1)

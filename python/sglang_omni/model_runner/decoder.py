@@ -63,7 +63,8 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
-        self.rotary = RotaryEmbedding(config, embed.dtype)
+        self.device = embed.device
+        self.rotary = RotaryEmbedding(config, embed.dtype, embed.device)
 
     @classmethod
     def from_checkpoint(
@@ -75,6 +76,7 @@ class Decoder:
         component: str = "",
         open_checkpoint: OpenCheckpoint = Checkpoint,
         group: TensorParallelGroup = SINGLE_RANK,
+        device: torch.device | str = "cpu",
     ) -> Decoder:
         """Loads a checkpoint directory in the hub's layout, or one rank's shard of it.
 
@@ -82,13 +84,14 @@ class Decoder:
             config: Of the whole decoder; read from config.json if None. The result's ``config`` has the
                 number of heads of its rank.
             component: Prefix of the names of the decoder's tensors. One that is not used is an error.
+            device: Of the weights.
 
         Raises:
             FileNotFoundError, ValueError: A file or tensor is missing, misshapen or unknown.
         """
         config = config or DecoderConfig.from_dir(model_path)
         local = group.split_heads(config)
-        checkpoint = open_checkpoint(model_path, dtype, component)
+        checkpoint = open_checkpoint(model_path, dtype, component, device=device)
         embed = checkpoint.take(names.embed_tokens, (config.vocab_size, config.hidden_size))
         layers = [
             _load_layer(checkpoint, config, index, f"{names.layers}.{index}", group)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sglang_omni.model_runner.batch import ForwardBatch
+from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.decoder import Decoder
 from sglang_omni.model_runner.feedback import (
     FeedbackBatch,
@@ -28,8 +29,9 @@ class FeedbackARModelRunner(ModelRunner):
         cache: PagedKVCache,
         strategy: FeedbackStrategy,
         suppress_token_ids: Sequence[int] = (),
+        decode: DecodeStep | None = None,
     ) -> None:
-        super().__init__(model, cache, suppress_token_ids)
+        super().__init__(model, cache, suppress_token_ids, decode)
         self._strategy = strategy
         self._outbox = StateSink()
         self.feedback = FeedbackBuffers()

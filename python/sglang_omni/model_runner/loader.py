@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -121,14 +121,21 @@ class Checkpoint:
         """
         return self._take(name, shape, integers=True).to(self._device)
 
+    def take_stored(self, name: str) -> Tensor:
+        """The tensor ``name`` as it is stored, whatever its dtype and shape: of quantized weights.
+
+        Raises:
+            ValueError: The checkpoint has no such tensor.
+        """
+        return self._stored(name).to(self._device)
+
+    @property
+    def unread(self) -> list[str]:
+        """The names of the component's tensors that were not taken yet."""
+        return sorted(self._left)
+
     def _take(self, name: str, shape: Sequence[int], *, integers: bool) -> Tensor:
-        if name not in self._owner:
-            raise ValueError(f"checkpoint {self._directory} lacks the tensor {name!r}")
-        path = self._owner[name]
-        try:
-            tensor: Tensor = self._open(path).get_tensor(name)
-        except SafetensorError as error:
-            raise ValueError(f"{path} does not hold {name!r}, which the index puts there: {error}") from None
+        tensor = self._stored(name)
         if tuple(tensor.shape) != tuple(shape):
             raise ValueError(
                 f"checkpoint {self._directory}: {name!r} has shape {tuple(tensor.shape)}, "
@@ -139,6 +146,16 @@ class Checkpoint:
                 f"checkpoint {self._directory}: {name!r} is {tensor.dtype}, "
                 f"where {'integers' if integers else 'floating-point numbers'} are expected"
             )
+        return tensor
+
+    def _stored(self, name: str) -> Tensor:
+        if name not in self._owner:
+            raise ValueError(f"checkpoint {self._directory} lacks the tensor {name!r}")
+        path = self._owner[name]
+        try:
+            tensor: Tensor = self._open(path).get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{path} does not hold {name!r}, which the index puts there: {error}") from None
         if name in self._left:
             self._left.remove(name)
             self._progress.update()
@@ -172,8 +189,17 @@ class Checkpoint:
         )
 
 
-# (model_path, dtype, component) -> a checkpoint whose tensors have the names of Hugging Face's decoders.
-OpenCheckpoint = Callable[[str | Path, torch.dtype | None, str], Checkpoint]
+class OpenCheckpoint(Protocol):
+    """Opens a checkpoint, with the arguments of ``Checkpoint``, by Hugging Face's names of a decoder."""
+
+    def __call__(
+        self,
+        model_path: str | Path,
+        dtype: torch.dtype | None,
+        component: str = ...,
+        *,
+        device: torch.device | str = ...,
+    ) -> Checkpoint: ...
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.sequence import SequenceSpan
+from sglang_omni.model_runner.upload import upload
 
 
 @dataclass(eq=False)
@@ -19,7 +20,8 @@ class ThinkerState:
     H is the thinker's hidden size. Positions are indices into the prompt, ascending.
 
     Attributes:
-        media_positions: (m,) int64, the rows that are media of any kind.
+        media_positions: (m,) int64, the rows that are media of any kind. Positions stay in host memory, where
+            batches are laid out.
         media_embeds: (m, H), the embeddings that replace the placeholders'.
         visual_positions: (v,) int64, the media rows that are images or video.
         deepstack: (v, H) each. ``deepstack[k]`` is added to the visual rows after layer k (DeepStack,
@@ -43,6 +45,7 @@ class ThinkerState:
                 f"{count} media rows with {len(self.media_embeds)} embeddings, {visual} visual rows with "
                 f"{[len(level) for level in self.deepstack]} deepstack rows: the numbers must be equal"
             )
+        self.media_positions, self.visual_positions = self.media_positions.cpu(), self.visual_positions.cpu()
         self.media_end = int(self.media_positions[-1]) + 1 if count else 0
 
     def is_ready(self, num_tokens: int) -> bool:
@@ -63,11 +66,15 @@ def has_media(spans: Sequence[SequenceSpan]) -> bool:
 
 def merge_media(hidden: Tensor, spans: Sequence[SequenceSpan]) -> None:
     """Writes media rows into a batch's input rows (T, H), in place."""
+    rows: list[Tensor] = []
+    embeds: list[Tensor] = []
     for span, state in _with_media(spans):
         first, last = _inside(state.media_positions, span)
         if first < last:
-            rows = state.media_positions[first:last] + (span.first_row - span.start)
-            hidden[rows.to(hidden.device)] = state.media_embeds[first:last].to(hidden)
+            rows.append(state.media_positions[first:last] + (span.first_row - span.start))
+            embeds.append(state.media_embeds[first:last].to(hidden))
+    if rows:
+        hidden[upload(torch.cat(rows), hidden.device)] = torch.cat(embeds)
 
 
 def deepstack_of(spans: Sequence[SequenceSpan]) -> Deepstack | None:

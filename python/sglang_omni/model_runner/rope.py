@@ -50,15 +50,18 @@ class RotaryEmbedding:
     rotate_half(x) * sin == roll(x, half) * signed sin: the sign sits in the sines.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self._half = config.head_dim // 2
         self._dtype = dtype
-        self._frequencies = inverse_frequencies(config)
+        frequencies = inverse_frequencies(config)
+        self._frequencies = frequencies.to(device)
         if config.mrope_section is not None:
-            self._axis_of_pair = _interleaved_axes(config.mrope_section, self._half)
+            self._axis_of_pair = _interleaved_axes(config.mrope_section, self._half).to(device)
         else:
             positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-            self._cos, self._sin = self._of_angles(torch.outer(positions, self._frequencies))
+            # Computed on the CPU, so that every device has the same table.
+            cos, sin = self._of_angles(torch.outer(positions, frequencies))
+            self._cos, self._sin = cos.to(device), sin.to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of ``positions`` (T,) or (3, T), each (T, 1, head_dim)."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.batch import ForwardBatch
+from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.decoder import Decoder
 from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.sampling import SamplingRow, sample
@@ -22,12 +23,20 @@ class ModelRunner:
 
     Args:
         suppress_token_ids: Tokens that are never chosen.
+        decode: The step of batches that have ``step``.
     """
 
-    def __init__(self, model: Decoder, cache: PagedKVCache, suppress_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        cache: PagedKVCache,
+        suppress_token_ids: Sequence[int] = (),
+        decode: DecodeStep | None = None,
+    ) -> None:
         self.model = model
         self.cache = cache
-        self._suppressed = torch.tensor(suppress_token_ids, dtype=torch.long)
+        self._decode = decode
+        self._suppressed = torch.tensor(suppress_token_ids, dtype=torch.long).to(model.device)
 
     @torch.inference_mode()
     def execute(self, batch: ForwardBatch, sampling: Sequence[SamplingRow]) -> list[int]:
@@ -52,6 +61,9 @@ class ModelRunner:
 
     def forward(self, batch: ForwardBatch, rows: Tensor) -> Tensor:
         """Hidden states after the last norm, (T, hidden_size)."""
+        if batch.step is not None:
+            assert self._decode is not None
+            return self._decode(batch.step, rows)[: len(batch.spans)]
         return self.model.forward(rows, batch, self.cache)
 
     def choose(self, hidden: Tensor, sampling: Sequence[SamplingRow]) -> list[int]:

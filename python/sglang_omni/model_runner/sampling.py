@@ -9,24 +9,39 @@ import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.model_runner.upload import upload
 
 # Filters look at this many of the likeliest tokens first, and at all tokens only if those do not suffice.
 CANDIDATES = 512
 
 
 class TokenHistory:
-    """The tokens of a sequence, for its penalties. One token is added in each step."""
+    """The tokens of a sequence, for its penalties. One token is added in each step.
+
+    Its tensors are on the device of the logits, and follow its tokens when these are next penalised.
+
+    Attributes:
+        new_prompt, new_output: Tokens that the tensors do not have yet.
+        seen: (vocab_size,) bool, the tokens of prompt and output.
+        counts: (vocab_size,) float32, how often each token is in the output.
+    """
 
     def __init__(self, vocab_size: int, prompt: Iterable[int], output: Iterable[int]) -> None:
-        self.seen = torch.zeros(vocab_size, dtype=torch.bool)
-        self.counts = torch.zeros(vocab_size, dtype=torch.float32)
-        self.seen[torch.tensor(list(prompt), dtype=torch.long)] = True
-        for token in output:
-            self.add(token)
+        self._vocab_size = vocab_size
+        self.new_prompt = list(prompt)
+        self.new_output = list(output)
+        self.seen: Tensor | None = None
+        self.counts: Tensor | None = None
 
     def add(self, token: int) -> None:
-        self.seen[token] = True
-        self.counts[token] += 1
+        self.new_output.append(token)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """``seen`` and ``counts``, without the new tokens."""
+        if self.seen is None or self.counts is None:
+            self.seen = torch.zeros(self._vocab_size, dtype=torch.bool, device=device)
+            self.counts = torch.zeros(self._vocab_size, dtype=torch.float32, device=device)
+        return self.seen, self.counts
 
 
 class SamplingRow(NamedTuple):
@@ -44,7 +59,13 @@ class SamplingRow(NamedTuple):
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """The next tokens (S,) int64, on the device of ``logits`` (S, vocab_size) float32, which are changed."""
+    """The next tokens (S,) int64, on the device of ``logits`` (S, vocab_size) float32, which are changed.
+
+    The same numbers choose the same tokens on every device, up to the rounding of its arithmetic. On a GPU
+    the host waits for nothing: one copy takes all parameters there.
+    """
+    if logits.device.type != "cpu":
+        return sample_unread(logits, rows)
     for index, row in enumerate(rows):
         if row.history is not None:
             _penalise(logits[index], row.params, row.history)
@@ -55,66 +76,212 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return tokens
 
 
+# On a CPU: each row takes its own path, and what was computed decides how far to look.
+
+
 def _penalise(logits: Tensor, params: RequestSampling, history: TokenHistory) -> None:
+    seen, counts = history.on(logits.device)
+    if history.new_prompt:
+        seen[torch.tensor(history.new_prompt, dtype=torch.long)] = True
+        history.new_prompt = []
+    for token in history.new_output:
+        seen[token] = True
+        counts[token] += 1
+    history.new_output = []
     if params.repetition_penalty != 1.0:
         penalty = params.repetition_penalty
         scaled = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits.copy_(torch.where(history.seen, scaled, logits))
+        logits.copy_(torch.where(seen, scaled, logits))
     if params.presence_penalty != 0.0:
-        logits.sub_((history.counts > 0).float(), alpha=params.presence_penalty)
+        logits.sub_((counts > 0).float(), alpha=params.presence_penalty)
     if params.frequency_penalty != 0.0:
-        logits.sub_(history.counts, alpha=params.frequency_penalty)
+        logits.sub_(counts, alpha=params.frequency_penalty)
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """One draw for each row, by inverting the cumulative distribution over tokens."""
     temperatures = torch.tensor([[row.params.temperature] for row in rows], dtype=torch.float32)
-    # Subtracting the maximum first keeps a very small temperature from overflowing.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
+    uniforms = torch.tensor([[row.uniform] for row in rows], dtype=torch.float64)
+    scaled = _scale(logits, temperatures)
     filtered = [i for i, row in enumerate(rows) if _has_filter(row.params)]
     plain = [i for i, row in enumerate(rows) if not _has_filter(row.params)]
     tokens = torch.empty(len(rows), dtype=torch.long)
     if plain:
-        probabilities = scaled[plain].softmax(dim=-1)
-        tokens[plain] = _invert(probabilities, [rows[i].uniform for i in plain])
+        tokens[plain] = _invert(scaled[plain].softmax(dim=-1), uniforms[plain])
     if filtered:
-        tokens[filtered] = _draw_filtered(scaled[filtered], [rows[i] for i in filtered])
+        tokens[filtered] = _draw_filtered(
+            scaled[filtered], [rows[i].params for i in filtered], uniforms[filtered]
+        )
     return tokens
+
+
+def _draw_filtered(scaled: Tensor, params: Sequence[RequestSampling], uniforms: Tensor) -> Tensor:
+    vocab_size = scaled.shape[-1]
+    top_k = torch.tensor([[_top_k(each, vocab_size)] for each in params])
+    top_p = torch.tensor([[each.top_p] for each in params], dtype=torch.float32)
+    min_p = torch.tensor([[each.min_p] for each in params], dtype=torch.float32)
+    log_total = scaled.logsumexp(dim=-1, keepdim=True)
+
+    width = min(CANDIDATES, vocab_size)
+    while True:
+        values, ids = scaled.topk(width, dim=-1)
+        keep, weights = _filter(values, log_total, top_k, top_p, min_p)
+        # If the last candidate is kept, tokens beyond the candidates may have to be kept too.
+        if width == vocab_size or not bool((keep[:, -1:] & (top_k > width)).any()):
+            break
+        width = vocab_size
+    chosen = _invert(torch.where(keep, weights, 0.0), uniforms)
+    return ids.gather(1, chosen.unsqueeze(1)).squeeze(1)
+
+
+# What both share.
+
+
+def _scale(logits: Tensor, temperatures: Tensor) -> Tensor:
+    # Subtracting the maximum first keeps a very small temperature from overflowing.
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
 
 
 def _has_filter(params: RequestSampling) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _draw_filtered(scaled: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    vocab_size = scaled.shape[-1]
-    top_k = torch.tensor(
-        [[min(row.params.top_k, vocab_size) if row.params.top_k > 0 else vocab_size] for row in rows]
-    )
-    top_p = torch.tensor([[row.params.top_p] for row in rows], dtype=torch.float32)
-    min_p = torch.tensor([[row.params.min_p] for row in rows], dtype=torch.float32)
-    log_total = scaled.logsumexp(dim=-1, keepdim=True)
-
-    width = min(CANDIDATES, vocab_size)
-    while True:
-        values, ids = scaled.topk(width, dim=-1)
-        # As in transformers, top_p is a share of the probability that top_k left.
-        inside_k = torch.arange(width) < top_k
-        weights = torch.where(inside_k, (values - log_total).exp(), 0.0)
-        reached = torch.where(top_k <= width, weights.sum(-1, keepdim=True), 1.0)
-        before = weights.cumsum(dim=-1) - weights
-        keep = inside_k & (before < top_p * reached) & (weights >= min_p * weights[:, :1])
-        # If the last candidate is kept, tokens beyond the candidates may have to be kept too.
-        if width == vocab_size or not bool((keep[:, -1:] & (top_k > width)).any()):
-            break
-        width = vocab_size
-    chosen = _invert(torch.where(keep, weights, 0.0), [row.uniform for row in rows])
-    return ids.gather(1, chosen.unsqueeze(1)).squeeze(1)
+def _top_k(params: RequestSampling, vocab_size: int) -> int:
+    return min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
 
 
-def _invert(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
+def _filter(
+    values: Tensor, log_total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Which candidates the filters keep, and the probabilities of those within top_k; (S, width) each.
+
+    Args:
+        values: (S, width), the largest scaled logits of each row, in descending order.
+        log_total: (S, 1), the logarithm of the sum of all tokens' exponentials.
+        top_k, top_p, min_p: (S, 1).
+    """
+    width = values.shape[-1]
+    # As in transformers, top_p is a share of the probability that top_k left.
+    inside_k = torch.arange(width, device=values.device) < top_k
+    weights = torch.where(inside_k, (values - log_total).exp(), 0.0)
+    reached = torch.where(top_k <= width, weights.sum(-1, keepdim=True), 1.0)
+    before = weights.cumsum(dim=-1) - weights
+    return inside_k & (before < top_p * reached) & (weights >= min_p * weights[:, :1]), weights
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The indices (S,) at which the cumulative weights pass the share ``uniforms`` (S, 1) of their sum."""
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    targets = torch.tensor(uniforms, dtype=torch.float64).unsqueeze(1) * cumulative[:, -1:]
     # right=True: a token of weight 0 is never chosen, not even by a draw of exactly 0.
-    chosen = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
+    chosen = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True).squeeze(1)
     return chosen.clamp_(max=weights.shape[-1] - 1)
+
+
+# On a GPU: all rows take every path that one of them needs, and nothing is read.
+
+
+def sample_unread(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """``sample`` for a device that the host must not wait for."""
+    histories = [(index, row) for index, row in enumerate(rows) if row.history is not None]
+    drawn = [row.params for row in rows if row.params.temperature > 0.0]
+    if not histories and not drawn:
+        return logits.argmax(dim=-1)
+
+    vocab_size = logits.shape[-1]
+    # Where in the histories' tensors, joined, the new tokens are, and what each adds to the counts.
+    places: list[int] = []
+    added: list[float] = []
+    for position, (_, row) in enumerate(histories):
+        assert row.history is not None
+        new = [*row.history.new_prompt, *row.history.new_output]
+        places += [position * vocab_size + token for token in new]
+        added += [0.0] * len(row.history.new_prompt) + [1.0] * len(row.history.new_output)
+    parts: list[Sequence[float]] = [
+        [index for index, _ in histories],
+        [row.params.repetition_penalty for _, row in histories],
+        [row.params.presence_penalty for _, row in histories],
+        [row.params.frequency_penalty for _, row in histories],
+        places,
+        added,
+    ]
+    if drawn:
+        parts += [
+            # Rows that are not drawn are divided by 1, and their draws thrown away.
+            [row.params.temperature or 1.0 for row in rows],
+            [_top_k(row.params, vocab_size) for row in rows],
+            [row.params.top_p for row in rows],
+            [row.params.min_p for row in rows],
+            [row.params.temperature > 0.0 and not _has_filter(row.params) for row in rows],
+            [row.params.temperature > 0.0 and _has_filter(row.params) for row in rows],
+            [row.uniform for row in rows],
+        ]
+    # Doubles hold every index, and round to float32 as the parameters themselves do.
+    packed = upload(torch.tensor([n for part in parts for n in part], dtype=torch.float64), logits.device)
+    sizes = [len(part) for part in parts]
+    doubles, floats = packed.split(sizes), packed.float().split(sizes)
+    if histories:
+        _penalise_rows(
+            logits,
+            [row.history for _, row in histories if row.history is not None],
+            index=doubles[0].long(),
+            penalties=floats[1:4],
+            places=doubles[4].long(),
+            added=floats[5],
+        )
+    tokens = logits.argmax(dim=-1)
+    return _draw_rows(logits, drawn, floats[6:12], doubles[12], tokens) if drawn else tokens
+
+
+def _penalise_rows(
+    logits: Tensor,
+    histories: Sequence[TokenHistory],
+    *,
+    index: Tensor,
+    penalties: Sequence[Tensor],
+    places: Tensor,
+    added: Tensor,
+) -> None:
+    repetition, presence, frequency = (penalty.unsqueeze(1) for penalty in penalties)
+    tensors = [history.on(logits.device) for history in histories]
+    seen = torch.stack([seen for seen, _ in tensors])
+    counts = torch.stack([counts for _, counts in tensors])
+    seen.view(-1).index_fill_(0, places, True)
+    counts.view(-1).scatter_add_(0, places, added)
+    for position, history in enumerate(histories):
+        history.seen, history.counts = seen[position], counts[position]
+        history.new_prompt, history.new_output = [], []
+
+    rows = logits.index_select(0, index)
+    scaled = torch.where(rows > 0, rows / repetition, rows * repetition)
+    rows = torch.where(seen, scaled, rows) - presence * (counts > 0) - frequency * counts
+    logits.index_copy_(0, index, rows)
+
+
+def _draw_rows(
+    logits: Tensor,
+    drawn: Sequence[RequestSampling],
+    columns: Sequence[Tensor],
+    uniforms: Tensor,
+    tokens: Tensor,
+) -> Tensor:
+    temperature, top_k, top_p, min_p = (column.unsqueeze(1) for column in columns[:4])
+    is_plain, is_filtered = columns[4:]
+    uniforms = uniforms.unsqueeze(1)
+    scaled = _scale(logits, temperature)
+    filtered = [params for params in drawn if _has_filter(params)]
+    if len(filtered) < len(drawn):
+        chosen = _invert(scaled.softmax(dim=-1), uniforms)
+        tokens = torch.where(is_plain > 0, chosen, tokens)
+    if filtered:
+        vocab_size = logits.shape[-1]
+        width = min(CANDIDATES, vocab_size)
+        if all(_top_k(params, vocab_size) <= width for params in filtered):
+            values, ids = scaled.topk(width, dim=-1)
+        else:
+            # Whether the candidates suffice would have to be read.
+            values, ids = scaled.sort(dim=-1, descending=True)
+        log_total = scaled.logsumexp(dim=-1, keepdim=True)
+        keep, weights = _filter(values, log_total, top_k, top_p, min_p)
+        chosen = _invert(torch.where(keep, weights, 0.0), uniforms)
+        tokens = torch.where(is_filtered > 0, ids.gather(1, chosen.unsqueeze(1)).squeeze(1), tokens)
+    return tokens

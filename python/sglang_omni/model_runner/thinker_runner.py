@@ -21,7 +21,7 @@ class ThinkerModelRunner(ModelRunner):
 
     def forward(self, batch: ForwardBatch, rows: Tensor) -> Tensor:
         if not has_media(batch.spans):
-            return self.model.forward(rows, batch, self.cache)
+            return super().forward(batch, rows)
         return self.model.forward(rows, batch, self.cache, deepstack=deepstack_of(batch.spans), capture=True)
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import time
@@ -9,8 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sglang_omni.packages import install_line
+
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype
+    from sglang_omni.engines.options import Dtype, DtypeChoice, EngineKind
 
 logger = logging.getLogger(__name__)
 
@@ -20,11 +23,28 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[Dtype, str]:
-    """The dtype and device of a component; the dtype is float32 on a CPU and bfloat16 on a GPU by default."""
+def placement(dtype: DtypeChoice | None, gpu_id: int | None, stored: str | None = None) -> tuple[Dtype, str]:
+    """The dtype and device of a component.
+
+    Args:
+        dtype: None or ``"auto"``: float32 on a CPU, and on a GPU bfloat16, or float16 if that is ``stored``.
+        gpu_id: The GPU; None for the CPU.
+        stored: The dtype that the checkpoint's ``config.json`` names.
+    """
+    given = None if dtype == "auto" else dtype
     if gpu_id is None:
-        return dtype or "float32", "cpu"
-    return dtype or "bfloat16", f"cuda:{gpu_id}"
+        return given or "float32", "cpu"
+    return given or ("float16" if stored == "float16" else "bfloat16"), f"cuda:{gpu_id}"
+
+
+def default_engine(gpu_id: int | None) -> EngineKind:
+    """``"sglang"`` on a GPU, if it is installed; ``"omni"`` on a CPU, where it measured faster."""
+    if gpu_id is None:
+        return "omni"
+    if importlib.util.find_spec("sglang") is None:
+        logger.warning("SGLang is not installed: the engine is 'omni' (%s)", install_line("sglang"))
+        return "omni"
+    return "sglang"
 
 
 @contextmanager

@@ -66,7 +66,7 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     dispatcher = LocalStageDispatcher()
     edges = plan_edges(config, {stage.name: "" for stage in config.stages})
     stages = [
-        build_stage(plan_stage_launch(instance, config, endpoints, edges), config, dispatcher)
+        build_stage(plan_stage_launch(instance, config, endpoints, edges, all_gpus=True), config, dispatcher)
         for instance in stage_instances(config)
     ]
     dispatcher.register_many(stages)

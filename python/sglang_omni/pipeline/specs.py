@@ -25,7 +25,8 @@ class StageLaunchConfig:
         tp_rank: The rank.
         tp_size: How many ranks the stage has.
         replica: The number of the replica; None if the stage is not replicated.
-        gpu_id: The rank's GPU; None on the CPU.
+        gpu_id: The rank's GPU, as this machine's GPUs are counted; None on the CPU.
+        all_gpus: Whether its process sees every GPU of this machine, and not only that one.
         factory_args: The factory's arguments from the config; the rest depends on its signature.
         coordinator_endpoint: The coordinator's endpoint for results.
         abort_endpoint: The coordinator's endpoint for aborts.
@@ -36,7 +37,7 @@ class StageLaunchConfig:
         send_over: Target instance -> relay backend that carries the edge.
         receive_over: Source instance -> relay backend that carries the edge.
         same_process_targets: Target instances in its own process, which get the payload object itself.
-        same_gpu_targets: Target instances of streams in other processes on the stage's own GPU.
+        same_gpu_targets: Target instances in other processes on the stage's own GPU.
         tp_address: The socket where the stage's ranks meet; None if it is one process.
         nccl_port: The port where their model's collectives begin; a new one at each start.
     """
@@ -48,6 +49,7 @@ class StageLaunchConfig:
     tp_size: int = 1
     replica: int | None = None
     gpu_id: int | None = None
+    all_gpus: bool = False
     factory_args: dict[str, Any] = field(default_factory=dict)
     coordinator_endpoint: str = ""
     abort_endpoint: str = ""
@@ -69,8 +71,8 @@ class StageLaunchConfig:
 
     @property
     def device_index(self) -> int | None:
-        """The GPU as the rank's own process counts: the process of a rank sees one GPU alone."""
-        return 0 if self.tp_size > 1 and self.gpu_id is not None else self.gpu_id
+        """The GPU as the stage's own process counts, which sees one GPU alone unless ``all_gpus``."""
+        return self.gpu_id if self.gpu_id is None or self.all_gpus else 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class ProcessSpec:
         config: The whole pipeline, from which factories get some arguments.
         stages: Its stages, in config order.
         node: The host it runs on; None for the coordinator's.
+        runtime_dir: The folder of the run's sockets on this host.
         coordinator_tcp: ``"completion"`` and ``"abort"`` -> where other hosts reach the coordinator; empty
             if the run has no others.
     """
@@ -94,6 +97,7 @@ class ProcessSpec:
     config: PipelineConfig
     stages: tuple[StageLaunchConfig, ...]
     node: str | None = None
+    runtime_dir: str = ""
     coordinator_tcp: Mapping[str, str] = field(default_factory=dict)
 
     @property

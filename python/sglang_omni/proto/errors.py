@@ -9,6 +9,9 @@ from typing import Any
 _LONGEST_MESSAGE = 2000
 _LONGEST_PARAM = 256
 
+# The HTTP status that tells an ``Unavailable`` from a RequestError where both are fields.
+UNAVAILABLE = 503
+
 
 def shortened(text: str, limit: int = _LONGEST_MESSAGE) -> str:
     """``text``, cut after ``limit`` characters."""
@@ -16,7 +19,14 @@ def shortened(text: str, limit: int = _LONGEST_MESSAGE) -> str:
 
 
 class Unavailable(RuntimeError):
-    """No request can be served for now. Another server, or a later try, may succeed."""
+    """No request can be served for now. Another server, or a later try, may succeed.
+
+    Any stage may raise it; it reaches the caller as it is.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """The error in the form of ``RequestError.to_dict``."""
+        return {"message": shortened(str(self)), "status": UNAVAILABLE}
 
 
 class DuplicateRequest(ValueError):

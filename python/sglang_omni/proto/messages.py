@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, NotRequired, Self, TypeVar, dataclass_transform, get_args, get_type_hints
 
-from sglang_omni.proto.errors import RequestError
+from sglang_omni.proto.errors import UNAVAILABLE, RequestError, Unavailable
 from sglang_omni.proto.request import OmniRequest, RequestState, StagePayload
 
 __all__ = [
@@ -169,7 +169,7 @@ class CompleteMessage(_Message):
     """Stage -> coordinator: a terminal stage's result, or any stage's failure.
 
     ``from_stage`` is the instance of the stage. ``error_info`` holds the fields of a RequestError if the
-    failure is the request's own fault.
+    failure is the request's own fault, or of an ``Unavailable``.
     """
 
     type: ClassVar[str] = "complete"
@@ -191,7 +191,8 @@ class CompleteMessage(_Message):
     def exception(self) -> Exception:
         """The failure as the request's caller gets it."""
         if self.error_info is not None:
-            return RequestError.from_dict(self.error_info)
+            error = RequestError.from_dict(self.error_info)
+            return Unavailable(error.message) if error.status == UNAVAILABLE else error
         return RuntimeError(f"stage {self.from_stage!r}: {self.error or 'unknown error'}")
 
 

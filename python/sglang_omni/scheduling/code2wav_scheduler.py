@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.stream_scheduler import BatchItem, StreamScheduler, StreamSession
 
@@ -74,6 +75,14 @@ class Chunking(NamedTuple):
     first_chunk_size: int = 2
     gapless: bool = True
 
+    @property
+    def sizes(self) -> list[int]:
+        """The new frames of the first chunk, and of each further one until they stay the same."""
+        sizes = [min(self.first_chunk_size, self.chunk_size)]
+        while len(sizes) == 1 or sizes[-1] < self.chunk_size:
+            sizes.append(min(2 * sizes[-1], self.chunk_size))
+        return sizes
+
 
 # ``chunked_decode`` with its default arguments.
 REFERENCE_CHUNKING = Chunking(chunk_size=300, left_context_size=25, first_chunk_size=300, gapless=False)
@@ -124,6 +133,7 @@ class Code2WavScheduler(StreamScheduler):
         first_chunk_size: ``Chunking.first_chunk_size``.
         chunking_of: ``(payload, chunking of the stage)`` -> the request's own chunking.
         max_batch_frames: The most frames, of several requests, that a ``BatchingVocoder`` decodes at once.
+        num_code_groups: Codes of a frame, for the warm-up; without it there is none.
 
     Raises:
         ValueError: A size is out of its range, or ``left_context_size`` is None but the model has no streams.
@@ -140,6 +150,7 @@ class Code2WavScheduler(StreamScheduler):
         first_chunk_size: int = 2,
         chunking_of: Callable[[StagePayload, Chunking], Chunking] | None = None,
         max_batch_frames: int = 64,
+        num_code_groups: int | None = None,
     ) -> None:
         if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:
             raise ValueError(
@@ -157,6 +168,7 @@ class Code2WavScheduler(StreamScheduler):
         self.codec_eos_token_id = codec_eos_token_id
         self.chunking_of = chunking_of
         self.max_batch_frames = max_batch_frames
+        self._num_code_groups = num_code_groups
         super().__init__(
             lambda: _Code2WavSession(self),
             expects_stream=lambda payload: True,
@@ -171,9 +183,24 @@ class Code2WavScheduler(StreamScheduler):
             return self.model.open_stream()
         return WindowStream(self.model, chunking.left_context_size, gapless=chunking.gapless)
 
+    def warm_up(self) -> None:
+        """Decodes one stream, with chunks of all lengths. Called before ``start``; nothing is left of it.
+
+        Raises:
+            Exception: Whatever the decoder raises.
+        """
+        if self._num_code_groups is None:
+            return
+        stream = self.open_stream(self.chunking)
+        length, longest = 0, self.chunking.chunk_size
+        while length < longest:
+            length = min(2 * length or self.chunking.first_chunk_size, longest)
+            codes = torch.zeros(1, self._num_code_groups, length, dtype=torch.int64)
+            self._decode([_Piece(self, 1, stream, codes)])
+
     def _decode(self, pieces: list[_Piece]) -> None:
         with torch.inference_mode():
-            codes = torch.cat([piece.codes for piece in pieces]).to(self.device)
+            codes = to_device(torch.cat(_in_one_place([piece.codes for piece in pieces])), self.device)
             if len(pieces) > 1:
                 assert isinstance(self.model, BatchingVocoder), "others' pieces have a key each"
                 waves = self.model.decode_batch([piece.stream for piece in pieces], codes)
@@ -199,8 +226,10 @@ class _Code2WavSession(StreamSession):
         self._chunking = vocoder.chunking
         self._chunk_size = 0
         self._stream: VocoderStream | None = None
-        self._frames: list[torch.Tensor] = []  # each (groups,)
-        self._decoded_frames = 0
+        # Frames to decode, (groups,) each, which may be another process's memory, and decoded ones, which
+        # are not: (1, groups, frames) each.
+        self._frames: list[torch.Tensor] = []
+        self._decoded: list[torch.Tensor] = []
         self._audio: list[NDArray[np.float32]] = []
 
     def begin(self, payload: StagePayload) -> Iterator[Any]:
@@ -214,35 +243,41 @@ class _Code2WavSession(StreamSession):
 
     def feed(self, data: Any) -> Iterator[Any]:
         eos = self._vocoder.codec_eos_token_id
-        for frame in _as_frames(data):
+        # On a GPU, frames stay where they are, unless each must be looked at.
+        on_host = eos is not None or self._vocoder.device.type == "cpu"
+        for frame in _as_frames(data, on_host=on_host):
             if eos is None or int(frame[0]) != eos:
                 self._frames.append(frame)
-        while len(self._frames) - self._decoded_frames >= self._chunk_size:
-            yield from self._decode(self._decoded_frames + self._chunk_size)
+        while len(self._frames) >= self._chunk_size:
+            yield from self._decode(self._chunk_size)
             self._chunk_size = min(2 * self._chunk_size, self._chunking.chunk_size)
 
     def end(self) -> Iterator[Any]:
-        if self._decoded_frames < len(self._frames):
+        if self._frames:
             yield from self._decode(len(self._frames))
 
     def result(self) -> dict[str, Any]:
         audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
-        codes = torch.stack(self._frames) if self._frames else torch.zeros((0, 0), dtype=torch.int64)
+        if self._decoded:
+            codes = torch.cat(_in_one_place(self._decoded), dim=-1)[0].t().cpu().contiguous()
+        else:
+            codes = torch.zeros((0, 0), dtype=torch.int64)
         # An array: for a tensor, the server would import torch, which takes seconds and which it never needs.
         return {**self._chunk(audio), "codes": codes.numpy()}
 
-    def _decode(self, end: int) -> Iterator[_Piece | dict[str, Any]]:
-        """Decodes the frames up to ``end`` and yields the samples that they complete."""
+    def _decode(self, count: int) -> Iterator[_Piece | dict[str, Any]]:
+        """Decodes the next ``count`` frames and yields the samples that they complete."""
         assert self._stream is not None, "begin comes first"
-        codes = torch.stack(self._frames[self._decoded_frames : end], dim=1).unsqueeze(0)
+        codes = torch.stack(_in_one_place(self._frames[:count]), dim=1).unsqueeze(0)
         vocoder, num_frames = self._vocoder, codes.shape[-1]
         together = self._chunking.left_context_size is None and isinstance(vocoder.model, BatchingVocoder)
         # Pieces of equal length, all the first of their streams or none of them.
-        key = (num_frames, self._decoded_frames == 0) if together else self
+        key = (num_frames, not self._decoded) if together else self
         piece = _Piece(key, max(1, vocoder.max_batch_frames // num_frames), self._stream, codes)
         yield piece
         assert piece.samples is not None
-        self._decoded_frames = end
+        del self._frames[:count]
+        self._decoded.append(codes)
         if len(piece.samples):
             self._audio.append(piece.samples)
             yield self._chunk(piece.samples)
@@ -251,9 +286,17 @@ class _Code2WavSession(StreamSession):
         return {"modality": "audio", "audio_data": audio, "sample_rate": self._vocoder.sample_rate}
 
 
-def _as_frames(codes: Any) -> tuple[torch.Tensor, ...]:
-    """Single frames, each (groups,) int64 on the CPU."""
-    codes = torch.as_tensor(codes).long().cpu()
+def _in_one_place(codes: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Codes on one device. Some may have come by way of the host although others are on the GPU."""
+    device = next((part.device for part in codes if part.device.type != "cpu"), codes[0].device)
+    return [to_device(part, device) for part in codes]
+
+
+def _as_frames(codes: Any, *, on_host: bool) -> tuple[torch.Tensor, ...]:
+    """Single frames, each (groups,) int64, on their own device or on the host."""
+    codes = torch.as_tensor(codes).long()
+    if on_host:
+        codes = codes.cpu()
     if codes.ndim == 3 and codes.shape[0] == 1:
         codes = codes[0].transpose(0, 1)
     elif codes.ndim == 1:

@@ -79,6 +79,13 @@ class HasCache(Protocol):
 
 
 @runtime_checkable
+class HasWarmUp(Protocol):
+    """A scheduler that can compute something small before ``start``, of which nothing is left afterwards."""
+
+    def warm_up(self) -> None: ...
+
+
+@runtime_checkable
 class RankedScheduler(Protocol):
     """A scheduler that can be one of several ranks, which compute one model together."""
 

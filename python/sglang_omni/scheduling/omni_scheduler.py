@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Queue
 from typing import Any, Generic
 
 from sglang_omni.engines.base import Engine, RequestT
 from sglang_omni.engines.request import FinishReason
+from sglang_omni.engines.warm_up import warm_up
+from sglang_omni.gpu_faults import after_failure
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
@@ -61,6 +63,7 @@ class OmniScheduler(Generic[RequestT]):
         stream_done_handler: Takes the end of such a stream, with the name of its source stage. If it returns
             a finish reason, the request ends at once with the tokens it has.
         abort_callback: Called with the id of every aborted request, after its memory is free.
+        warm_up_requests: Makes small requests of all kinds of steps that the engine has.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class OmniScheduler(Generic[RequestT]):
         stream_chunk_handler: StreamChunkHandler[RequestT] | None = None,
         stream_done_handler: StreamDoneHandler[RequestT] | None = None,
         abort_callback: Callable[[str], None] | None = None,
+        warm_up_requests: Callable[[], Sequence[RequestT]] = tuple,
     ) -> None:
         self.inbox: Queue[Any] = Inbox[IncomingMessage | Operation]()
         self.outbox: Queue[OutgoingMessage] = Outbox()
@@ -84,6 +88,7 @@ class OmniScheduler(Generic[RequestT]):
         self._handle_chunk = stream_chunk_handler
         self._handle_done = stream_done_handler
         self._abort_callback = abort_callback
+        self._warm_up_requests = warm_up_requests
         self._active: dict[str, _Active[RequestT]] = {}
         self._early: dict[str, list[Operation]] = {}
         # Stream messages of a finished request may still come.
@@ -95,11 +100,21 @@ class OmniScheduler(Generic[RequestT]):
         """Makes this the scheduler of one rank. Called before ``start``."""
         self._ranks = ranks
 
+    def warm_up(self) -> None:
+        """Computes the ``warm_up_requests``. Called before ``start``; nothing is left of them.
+
+        Raises:
+            Exception: Whatever the engine raises.
+        """
+        warm_up(self.engine, self._warm_up_requests())
+        self._stats = self.engine.stats()
+
     def start(self) -> None:
         """Serves until ``stop``; blocks.
 
         Raises:
             RankLost: Another rank has ended, or a step has failed in a group of ranks.
+            GpuLost: A failure has left the GPU unusable for this process.
         """
         while self._follow() if self._follows else self._lead():
             self._stats = self.engine.stats()
@@ -164,6 +179,7 @@ class OmniScheduler(Generic[RequestT]):
         try:
             self._do(operation)
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            after_failure(exc)
             self._fail(operation.request_id, exc)
             return Operation("abort", operation.request_id)
         return operation
@@ -260,6 +276,7 @@ class OmniScheduler(Generic[RequestT]):
         try:
             self._emit(active)
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            after_failure(exc)
             self.outbox.put(OutgoingMessage(request_id, "error", exc))
             self.abort(request_id)
 

@@ -12,6 +12,7 @@ from functools import partial
 from queue import Empty, Queue
 from typing import Any
 
+from sglang_omni.gpu_faults import after_failure, is_out_of_memory
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
@@ -31,7 +32,8 @@ class SimpleScheduler:
     Args:
         compute_fn: Takes one payload and returns its result.
         batch_compute_fn: Takes a list of payloads if several are waiting, and returns as many results in
-            order. An exception in place of a result is that request's error.
+            order. An exception in place of a result is that request's error. A batch for which a GPU has too
+            little memory is computed again request by request, with ``compute_fn``.
         max_batch_size: The most requests in a batch.
         max_batch_wait_ms: How long a batch waits for more requests after its first.
         request_cost_fn: Returns a payload's cost, for ``max_batch_cost``.
@@ -89,7 +91,11 @@ class SimpleScheduler:
         self._awaiting: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
 
     def start(self) -> None:
-        """Works until ``stop``."""
+        """Works until ``stop``.
+
+        Raises:
+            GpuLost: A failure has left the GPU unusable for this process.
+        """
         if self._max_concurrency == 1:
             self._work()
             return
@@ -214,6 +220,11 @@ class SimpleScheduler:
                     f"batch_compute_fn returned {len(results)} results for {len(batch)} requests"
                 )
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  the error of each request in it
+            if is_out_of_memory(exc):
+                after_failure(exc)
+                for message in batch:
+                    self._run_one(message, runner)
+                return
             self.steps.fail(exc, [message.request_id for message in batch])
             for message in batch:
                 self._fail(message.request_id, exc)

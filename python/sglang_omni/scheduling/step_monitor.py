@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
+from sglang_omni.gpu_faults import after_failure
 from sglang_omni.proto import RequestError
 
 # The most request ids kept for a row of failures: they only have to show that it is not one request's fault.
@@ -56,7 +57,19 @@ class StepMonitor:
         self._began[threading.get_ident()] = 0.0
 
     def fail(self, error: BaseException, request_ids: Iterable[str]) -> None:
-        """Counts a failed step of these requests, unless the requests themselves are at fault."""
+        """Counts a failed step of these requests, unless the requests themselves are at fault.
+
+        Raises:
+            GpuLost: No later step can succeed. The scheduler must end with it.
+        """
+        thread = threading.get_ident()
+        present = self._began.get(thread, 0.0)
+        # A GPU that does not answer is found as a step that does not end.
+        self._began[thread] = present or time.perf_counter()
+        try:
+            after_failure(error)
+        finally:
+            self._began[thread] = present
         if isinstance(error, RequestError) or not isinstance(error, Exception):
             return
         with self._lock:

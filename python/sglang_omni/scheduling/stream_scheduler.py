@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from sglang_omni.gpu_faults import after_failure
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
@@ -103,7 +104,11 @@ class StreamScheduler:
         self._dropped = RecentIds()
 
     def start(self) -> None:
-        """Serves until ``stop``; blocks."""
+        """Serves until ``stop``; blocks.
+
+        Raises:
+            GpuLost: A failure has left the GPU unusable for this process.
+        """
         while True:
             message = self._next_message(wait=not self._ready and not self._batchable)
             while message is not None:
@@ -238,6 +243,8 @@ class StreamScheduler:
             finally:
                 self.steps.end()
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            if len(batch) > 1:
+                after_failure(exc)
             for request_id, item in batch.items():
                 if len(batch) > 1:
                     self._compute({request_id: item})

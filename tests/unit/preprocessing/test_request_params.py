@@ -11,6 +11,7 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.config import FishS2CodesPipelineConfig, codes_stages
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech_stages
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig, default_stages
+from sglang_omni.models.text.config import TextPipelineConfig, text_stages
 from sglang_omni.preprocessing.request_params import (
     SAMPLING,
     RequestParams,
@@ -37,6 +38,7 @@ def test_sampling_is_what_engines_read() -> None:
     ("kind", "stages"),
     [
         (SpeechChatPipelineConfig, default_stages()),
+        (TextPipelineConfig, text_stages()),
         (Qwen3OmniPipelineConfig, speech_stages()),
         (FishS2CodesPipelineConfig, codes_stages()),
     ],

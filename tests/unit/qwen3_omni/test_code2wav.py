@@ -6,7 +6,9 @@ import json
 
 import pytest
 import torch
+from graph_recorders import DEVICES, FakeRecorder, recorder_on
 
+from sglang_omni.models.qwen3_omni.components import code2wav as component
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.code2wav import Code2Wav, load_code2wav
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
@@ -16,14 +18,19 @@ FRAMES = 170  # more than two layers of a 72-frame window see
 
 
 @pytest.fixture(scope="module")
-def vocoder(tmp_path_factory: pytest.TempPathFactory) -> Code2Wav:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Qwen3OmniCheckpoint:
     torch.set_num_threads(1)
     path = make_tiny_checkpoint(tmp_path_factory.mktemp("code2wav"), seed=3)
     # A checkpoint may name an attention that takes other masks than the streams make.
     config = json.loads((path / "config.json").read_text())
     config["code2wav_config"]["attn_implementation"] = "eager"
     (path / "config.json").write_text(json.dumps(config))
-    return load_code2wav(Qwen3OmniCheckpoint.from_dir(path), torch.float32, "cpu")
+    return Qwen3OmniCheckpoint.from_dir(path)
+
+
+@pytest.fixture(scope="module")
+def vocoder(checkpoint: Qwen3OmniCheckpoint) -> Code2Wav:
+    return load_code2wav(checkpoint, torch.float32, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,63 @@ def test_streams_decoded_together_are_each_the_whole(vocoder: Code2Wav) -> None:
         together = torch.cat(piece, dim=-1)[0]
         assert together.shape[-1] > (head + 57) * vocoder.total_upsample
         assert (together - row[:, : together.shape[-1]]).abs().max() < 3e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_streams_decoded_with_graphs_are_each_the_whole(
+    checkpoint: Qwen3OmniCheckpoint, vocoder: Code2Wav, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphed, recorder = load_code2wav(checkpoint, torch.float32, device), recorder_on(device)
+    monkeypatch.setattr(component, "recorder_for", lambda *_, **__: recorder)
+    # Otherwise convolutions round to 10 bits.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    graphed.record_graphs([2, 4, 8], 32, cuda_graph=True)
+    codes = torch.randint(0, 64, (5, 4, 94), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        streams = [graphed.open_stream() for _ in codes]
+        pieces: list[list[torch.Tensor]] = [[] for _ in codes]
+        start = 0
+        # In and out of graphs: 8 streams of 4 frames have one, chunks of 3 have none. The codes come from the
+        # host, and streams in any order.
+        for number, size in enumerate([2, 4, 8, 3, *[8] * 9, 5]):
+            order = torch.randperm(len(codes), generator=torch.Generator().manual_seed(number)).tolist()
+            for part in (order[:3], order[3:]):
+                waves = graphed.decode_batch([streams[i] for i in part], codes[part, :, start : start + size])
+                for i, wave in zip(part, waves, strict=True):
+                    pieces[i].append(wave.unsqueeze(0))
+            start += size
+        assert start == codes.shape[-1]
+        whole = vocoder(codes)
+
+    for row, piece in zip(whole, pieces, strict=True):
+        together = torch.cat(piece, dim=-1)[0].cpu()
+        assert together.shape == row.shape
+        assert (together - row).abs().max() < (3e-6 if device == "cpu" else 1e-4)
+    if isinstance(recorder, FakeRecorder):
+        # The sizes of batches recorded, largest first: 16 to 1 for 2 frames, 8 to 1 for 4, 4 to 1 for 8.
+        assert recorder.replayed == [2, 3, 6, 7, *[9, 10] * 10]
+
+
+def test_a_graph_that_fails_leaves_the_codec_as_it_was(
+    checkpoint: Qwen3OmniCheckpoint,
+    vocoder: Code2Wav,
+    codes: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = FakeRecorder(refused=6)
+    monkeypatch.setattr(component, "recorder_for", lambda *_, **__: recorder)
+    graphed = load_code2wav(checkpoint, torch.float32, "cpu")
+    graphed.record_graphs([2, 4, 8], 16, cuda_graph=True)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "the codec, for chunks of 4 frames, is computed without CUDA graphs: "
+        "operation not permitted when stream is capturing"
+    ]
+    with torch.inference_mode():
+        stream, plain = graphed.open_stream(), vocoder.open_stream()
+        for piece in codes[..., :14].split([2, 4, 8], dim=-1):
+            assert torch.equal(stream.decode(piece), plain.decode(piece))
+    assert recorder.replayed == [3], "the first chunk's"
 
 
 def pieces_of(sizes: list[int]) -> list[int]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import re
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -265,3 +268,34 @@ def test_an_answer_beyond_the_context_is_refused(qwen3_omni) -> None:
     assert ask(400 - length) == length
     with pytest.raises(RequestError, match=f"the prompt {length} tokens long.* at most {400 - length}"):
         ask(401 - length)
+
+
+@pytest.mark.parametrize(("decoder", "modalities"), [("thinker", ["text"]), ("talker", ["text", "audio"])])
+def test_positions_beyond_a_decoders_table_are_refused(
+    qwen3_omni, decoder: str, modalities: list[str]
+) -> None:
+    """A long video of few frames has more positions than tokens, and kernels on a GPU do not check them."""
+    checkpoint = Qwen3OmniCheckpoint.from_dir(qwen3_omni().path)
+    messages = [user(video_part(video(1, 4, 1)), "What happens?")]
+
+    def ask(num_positions: int) -> int:
+        config = copy.deepcopy(dict(checkpoint.config))
+        config[f"{decoder}_config"]["text_config"]["max_position_embeddings"] = num_positions
+        processor = Qwen3OmniPreprocessor(replace(checkpoint, config=config))
+        request = OmniRequest(
+            {"messages": messages}, {"video_fps": 0.05}, metadata={"output_modalities": modalities}
+        )
+        return len(processor(StagePayload("r", request, None)).data["prompt_token_ids"])
+
+    with pytest.raises(RequestError, match="go up to") as refusal:
+        ask(1)
+    (last,) = map(int, re.findall(r"go up to (\d+)", str(refusal.value)))
+    num_tokens = ask(last + 1)
+    assert num_tokens < last - 20
+    with pytest.raises(RequestError, match=f"go up to {last}, .*the {decoder} .* knows {last}:") as refusal:
+        ask(last)
+    assert (refusal.value.status, refusal.value.code) == (400, "context_length_exceeded")
+    if decoder == "talker":
+        # An answer in text has no need of the talker.
+        modalities[:] = ["text"]
+        assert ask(last) == num_tokens

@@ -1,13 +1,15 @@
-"""The stages of a request, and the merge of the encoders' rows into the thinker's input."""
+"""The stages of a request, and the join of the encoders' rows to the thinker's input."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from sglang_omni.config import validate_config
+from sglang_omni.config.plan import plan_pipeline
+from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.models.qwen3_omni import aggregate, decode, routing
 from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 from sglang_omni.models.qwen3_omni.config import (
@@ -68,12 +70,12 @@ def test_only_stages_with_work_are_visited(
     preprocessed = payload(prompt([1], media), modalities)
     speech = ["talker", "code2wav"] if "audio" in modalities else []
 
-    assert routing.after_preprocess("r", preprocessed) == [*encoders, "aggregate", *speech]
-    assert routing.sources_of_aggregate("r", "preprocess", routing.to_aggregate(preprocessed)) == [
+    assert routing.after_preprocess("r", preprocessed) == [*encoders, "thinker", *speech]
+    assert routing.sources_of_thinker("r", "preprocess", routing.to_thinker(preprocessed)) == [
         "preprocess",
         *encoders,
     ]
-    assert routing.sources_of_aggregate("r", "image_encoder", payload({"visuals": []})) is None
+    assert routing.sources_of_thinker("r", "image_encoder", payload({"visuals": []})) is None
     assert routing.sources_of_decode("r", "thinker", preprocessed) == ["thinker", *speech[:1]]
     assert routing.terminal_stages(preprocessed.request) == ["decode", *speech[1:]]
     assert routing.thinker_stream_ends("r", preprocessed) == speech[:1]
@@ -97,11 +99,13 @@ def test_on_one_gpu_are_the_stages_with_models() -> None:
     place_on_gpus(config, [0])
     config.placement.require_memory_fraction_for_colocation = False
     validate_config(config)
-    assert [stage.name for stage in config.stages if stage.gpu is None] == [
-        "preprocess",
-        "aggregate",
-        "decode",
-    ]
+    assert [stage.name for stage in config.stages if stage.gpu is None] == ["preprocess", "decode"]
+    edges = plan_pipeline(config).edges
+    assert {(edge.source, edge.target) for edge in edges if edge.cuda_ipc} >= {
+        ("image_encoder", "thinker"),
+        ("audio_encoder", "thinker"),
+        ("thinker", "talker"),
+    }
 
 
 def rows(first: int, count: int) -> torch.Tensor:
@@ -111,6 +115,12 @@ def rows(first: int, count: int) -> torch.Tensor:
 
 def visual(first: int, count: int) -> dict[str, Any]:
     return {"embeds": rows(first, count), "deepstack": [rows(100 + first, count), rows(200 + first, count)]}
+
+
+def joined(data: Any) -> ThinkerState:
+    state = aggregate.MediaJoin(TOKENS).state(data, wants_hidden=False)
+    assert state is not None
+    return state
 
 
 def test_rows_come_in_the_order_of_the_prompt_whatever_their_kind() -> None:
@@ -124,33 +134,42 @@ def test_rows_come_in_the_order_of_the_prompt_whatever_their_kind() -> None:
         }
     )
 
-    data = aggregate.Aggregate(TOKENS)(merged).data
+    state = joined(merged.data)
 
-    assert data["media_positions"].tolist() == [1, 2, 4, 5, 6, 7, 9, 10]
-    assert data["media_embeds"][:, 0].tolist() == [10, 11, 30, 40, 31, 41, 20, 50]
-    assert data["visual_positions"].tolist() == [1, 2, 4, 6, 9]
-    assert [level[:, 0].tolist() for level in data["deepstack"]] == [
+    assert state.media_positions.tolist() == [1, 2, 4, 5, 6, 7, 9, 10]
+    assert state.media_embeds[:, 0].tolist() == [10, 11, 30, 40, 31, 41, 20, 50]
+    assert state.visual_positions.tolist() == [1, 2, 4, 6, 9]
+    assert [level[:, 0].tolist() for level in state.deepstack] == [
         [110, 111, 130, 131, 120],
         [210, 211, 230, 231, 220],
     ]
 
 
+def test_a_single_picture_is_not_copied() -> None:
+    picture = visual(10, 3)
+    state = joined({**prompt([1, 8, 8, 8, 2], shape(images=1)), "visuals": [picture]})
+    assert state.media_embeds is picture["embeds"]
+    assert [one is other for one, other in zip(state.deepstack, picture["deepstack"], strict=True)] == [
+        True
+    ] * 2
+    assert state.visual_positions.tolist() == [1, 2, 3]
+
+
 def test_a_text_prompt_carries_no_media() -> None:
-    data = aggregate.Aggregate(TOKENS)(payload(prompt([1, 2], shape()))).data
-    assert data["media_positions"] is data["media_embeds"] is data["visual_positions"] is None
+    assert aggregate.MediaJoin(TOKENS).state(cast(Any, prompt([1, 2], shape())), wants_hidden=True) is None
 
 
 def test_sound_alone_has_no_visual_rows() -> None:
     merged = {**prompt([1, 7, 7], shape(audios=1)), "audios": [{"embeds": rows(40, 2)}]}
-    data = aggregate.Aggregate(TOKENS)(payload(merged)).data
-    assert data["media_positions"].tolist() == [1, 2]
-    assert data["visual_positions"].tolist() == data["deepstack"] == []
+    state = joined(merged)
+    assert state.media_positions.tolist() == [1, 2]
+    assert state.visual_positions.tolist() == list(state.deepstack) == []
 
 
 def test_rows_and_placeholders_that_differ_in_number_are_named() -> None:
     merged = {**prompt([1, 7, 7], shape(audios=1)), "audios": [{"embeds": rows(40, 3)}]}
     with pytest.raises(ValueError, match="2 audio placeholders, and the encoder gave 3 rows"):
-        aggregate.Aggregate(TOKENS)(payload(merged))
+        joined(merged)
 
 
 def test_decode_tells_of_the_talker_where_there_is_one() -> None:

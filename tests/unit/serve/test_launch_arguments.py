@@ -37,10 +37,66 @@ def test_default_is_the_bundled_model():
 
 
 def test_checkpoints_get_the_pipeline_that_serves_them(checkpoint):
-    path = checkpoint(model_type="qwen3")
-    config = load_pipeline(path, None)
-    assert type(config).__name__ == "SpeechChatPipelineConfig"
-    assert config.model_path == path
+    for fields in (
+        {"model_type": "qwen3"},
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        {"model_type": "mistral", "architectures": ["MistralForCausalLM"]},
+        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+    ):
+        path = checkpoint(**fields)
+        config = load_pipeline(path, None)
+        assert type(config).__name__ == "TextPipelineConfig"
+        assert (config.model_path, config.name) == (path, path)
+
+
+def test_a_config_puts_a_checkpoint_into_the_spoken_pipeline(checkpoint, tmp_path):
+    file = tmp_path / "spoken.yaml"
+    file.write_text("config_cls: sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig\n")
+    assert load_pipeline(None, file).model_path == DEFAULT_MODEL
+    path = checkpoint(model_type="llama")
+    config = load_pipeline(path, file)
+    assert (type(config).__name__, config.model_path) == ("SpeechChatPipelineConfig", path)
+    assert config.name == "speech-chat"
+
+
+def test_a_hubs_id_becomes_a_directory(checkpoint, tmp_path, monkeypatch):
+    asked = []
+
+    def download(*given, weights=True):
+        asked.append((*given, weights))
+        return tmp_path
+
+    monkeypatch.setattr("sglang_omni.hub.download", download)
+    checkpoint(model_type="llama")
+    config = load_pipeline("org/model", None, "v1")
+    assert (config.model_path, config.name) == (str(tmp_path), "org/model")
+    assert asked.pop() == ("org/model", "v1", True)
+    file = tmp_path / "text.yaml"
+    file.write_text("{config_cls: sglang_omni.models.text.config.TextPipelineConfig, model_path: org/model}")
+    config = load_pipeline(None, file, weights=False)
+    assert (config.model_path, config.name) == (str(tmp_path), "org/model")
+    assert asked.pop() == ("org/model", None, False)
+    # Nothing reads this one's model.
+    file.write_text(ECHO.replace("model_path: none", "model_path: org/model"))
+    assert load_pipeline(None, file).model_path == "org/model"
+    assert not asked
+    with pytest.raises(LaunchError, match=r"--revision 'v1'.*is no id of the hub"):
+        load_pipeline(str(tmp_path), None, "v1")
+
+
+def test_a_fleets_replicas_get_the_downloaded_directory(checkpoint, tmp_path, monkeypatch):
+    given = []
+
+    async def run_fleet(options):
+        given.extend(options.replica_args)
+        return 0
+
+    monkeypatch.setattr("sglang_omni.serve.launch.fleet.run_fleet", run_fleet)
+    monkeypatch.setattr("sglang_omni.hub.download", lambda *_, weights: tmp_path)
+    checkpoint(model_type="llama")
+    assert launch_server.main(["org/model", "--revision", "v1", "--dp-size", "2", "--port", "0"]) == 0
+    assert given[:4] == ["--model-path", str(tmp_path), "--served-model-name", "org/model"]
+    assert "--revision" not in given
 
 
 def test_checkpoint_that_is_not_there(tmp_path):
@@ -49,14 +105,14 @@ def test_checkpoint_that_is_not_there(tmp_path):
     (tmp_path / "config.json").touch()
     with pytest.raises(LaunchError, match=r"no config\.json"):
         load_pipeline(str(tmp_path / "config.json"), None)
-    with pytest.raises(LaunchError, match=r"\n  hf download org/model --local-dir model$"):
-        load_pipeline("org/model", None)
-    with pytest.raises(LaunchError, match=r"'speech-chat'$"):
+    with pytest.raises(LaunchError, match=r"an id of the hub such as .*'speech-chat'$"):
         load_pipeline("/nowhere", None)
 
 
 def test_checkpoint_without_a_pipeline(checkpoint):
-    with pytest.raises(LaunchError, match="no pipeline for model_type 'resnet'; there is one for llama"):
+    with pytest.raises(
+        LaunchError, match=r"no pipeline for model_type 'resnet'.*there is one for qwen3_omni_moe"
+    ):
         load_pipeline(checkpoint(model_type="resnet"), None)
     with pytest.raises(LaunchError, match="KeyError"):
         load_pipeline(checkpoint(), None)

@@ -8,6 +8,8 @@ from sglang_omni import launch_server
 from sglang_omni.config.factory_args import resolve_stage_factory_args
 from sglang_omni.launch_server import build_parser
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
+from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
+from sglang_omni.models.text.config import TextPipelineConfig
 from sglang_omni.serve.launch.flags import passed_on
 from sglang_omni.serve.launch.model_flags import MODEL_FLAGS, apply_model_flags
 from sglang_omni.serve.launch.pipelines import load_pipeline
@@ -40,6 +42,31 @@ def test_a_flag_reaches_every_stage_that_takes_it(omni):
 def test_flags_without_a_value(omni):
     applied(omni, "--disable-radix-cache")
     assert factory_args(omni, "thinker")["prefix_cache"] is False
+
+
+SGLANGS = (
+    *("--quantization", "fp8", "--kv-cache-dtype", "fp8_e4m3", "--attention-backend", "fa3"),
+    *("--dtype", "auto", "--disable-cuda-graph"),
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages"),
+    [
+        (TextPipelineConfig, ["thinker"]),
+        (SpeechChatPipelineConfig, ["thinker"]),
+        (Qwen3OmniPipelineConfig, ["thinker", "talker"]),
+    ],
+)
+def test_sglangs_own_settings_reach_the_decoders(kind, stages):
+    config = applied(kind(model_path="nowhere"), *SGLANGS)
+    for stage in stages:
+        found = factory_args(config, stage)
+        assert found["kv_cache_dtype"] == "fp8_e4m3"
+        assert found["attention_backend"] == "fa3"
+        assert found["dtype"] == "auto"
+        assert found["cuda_graph"] is False
+    assert factory_args(config, "thinker")["quantization"] == "fp8"
 
 
 def test_tensor_parallelism_is_for_stages_that_can_be_split(omni):

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import Queue
 from typing import Any
 
@@ -187,10 +188,15 @@ class ExecutorScheduler:
         self._run = ExecutorRun(executor)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._lost: asyncio.Future[None]
         executor.set_stream_fn(self._emit)
 
     def start(self) -> None:
-        """Serves requests until ``stop``; blocks. If the executor fails, raises its exception."""
+        """Serves requests until ``stop``; blocks. If the executor fails, raises its exception.
+
+        Raises:
+            GpuLost: A failure has left the GPU unusable for this process.
+        """
         asyncio.run(self._serve())
 
     def stop(self) -> None:
@@ -204,15 +210,17 @@ class ExecutorScheduler:
         self._loop = loop = asyncio.get_running_loop()
         await self._run.start()
         failure = asyncio.create_task(self._run.wait_failed())
+        self._lost = loop.create_future()
         reader = ThreadPoolExecutor(1, thread_name_prefix="inbox")
         try:
             while True:
                 reading = loop.run_in_executor(reader, self.inbox.get)
-                either: set[asyncio.Future[Any]] = {reading, failure}
+                either: set[asyncio.Future[Any]] = {reading, failure, self._lost}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                if failure.done():
-                    self.inbox.put(None)  # ends the reader's thread
-                    failure.result()
+                for end in (failure, self._lost):
+                    if end.done():
+                        self.inbox.put(None)  # ends the reader's thread
+                        end.result()
                 if (message := reading.result()) is None:
                     return
                 self._accept(message)
@@ -227,13 +235,18 @@ class ExecutorScheduler:
         request_id = message.request_id
         if message.type == "new_request":
             task = self._running[request_id] = asyncio.create_task(self._answer(message.data))
-            task.add_done_callback(lambda _: self._running.pop(request_id, None))
+            task.add_done_callback(partial(self._on_answered, request_id))
         elif message.type == "stream_chunk":
             error = TypeError(
                 "an executor takes whole payloads, but the stage received a stream chunk: remove the stage "
                 "from stream_to, or give it a factory whose scheduler handles stream_chunk messages"
             )
             self.outbox.put(OutgoingMessage(request_id, "error", error))
+
+    def _on_answered(self, request_id: str, task: asyncio.Task[None]) -> None:
+        self._running.pop(request_id, None)
+        if not task.cancelled() and (lost := task.exception()) is not None and not self._lost.done():
+            self._lost.set_exception(lost)
 
     async def _answer(self, payload: StagePayload) -> None:
         request_id = payload.request_id

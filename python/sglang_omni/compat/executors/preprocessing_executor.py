@@ -10,6 +10,7 @@ from typing import Any
 from sglang_omni.compat.executors.executor import Executor, into_payload
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.step_monitor import StepMonitor
+from sglang_omni.scheduling.threads import on_this_gpu
 
 
 class PreprocessingExecutor(Executor):
@@ -34,7 +35,7 @@ class PreprocessingExecutor(Executor):
             if self._is_async:
                 result = await self._processor(payload)
             else:
-                result = await asyncio.to_thread(self._process, payload)
+                result = await asyncio.to_thread(on_this_gpu(self._process), payload)
         finally:
             aborted = request_id not in self._running
             self._running.discard(request_id)

@@ -13,6 +13,7 @@ from sglang_omni.engines.request import BaseRequest
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+from sglang_omni.scheduling.threads import on_this_gpu
 
 
 class SteppedEngine:
@@ -36,7 +37,7 @@ class SteppedEngine:
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._scheduler.outbox = _LoopOutbox(self._loop, self._take)  # type: ignore[assignment]
-        self._thread = threading.Thread(target=self._run, name="engine")
+        self._thread = threading.Thread(target=on_this_gpu(self._run), name="engine")
         self._thread.start()
 
     async def stop(self) -> None:

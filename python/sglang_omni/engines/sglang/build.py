@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
+from sglang_omni.engines.quantization import quantization_of
 from sglang_omni.engines.sglang import compat
 
 if TYPE_CHECKING:
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
 def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngine:
     """An engine that SGLang schedules.
 
-    SGLang's own model class serves a text checkpoint if there is one; ``OmniDecoder``, made of SGLang's
-    layers, serves all others.
+    A text checkpoint gets SGLang's own model class, as from ``build_sglang_text_engine``. ``OmniDecoder``,
+    made of SGLang's layers, serves all others.
 
     Raises:
         ImportError: SGLang is not installed, or not of the supported version.
         FileNotFoundError, ValueError: A file or tensor of the checkpoint is missing, misshapen or unknown.
         RuntimeError: This process is already in another tensor parallel group.
     """
-    compat.prepare(options.device)
+    _prepare(spec.model_path, options)
     from sglang_omni.engines.sglang.engine import SGLangEngine
+    from sglang_omni.engines.sglang.text_models import register_own_class
 
-    if options.num_threads is not None:
-        torch.set_num_threads(options.num_threads)
-    if _is_text_checkpoint(spec):
+    is_text = not spec.component and spec.strategy is None and spec.capture_layer is None
+    if is_text and register_own_class(_fields(spec.model_path), options.device, spec.config):
         return SGLangEngine(compat.Runtime(spec.model_path, options), spec, options)
 
     from sglang_omni.engines.sglang.models.decoder import OmniDecoder
@@ -41,13 +42,44 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
     compat.register_model(OmniDecoder)
     # SGLang reads a config.json of its own while it starts, and not afterwards.
     with TemporaryDirectory(prefix="sglang-omni-") as directory:
-        write_config(Path(directory), spec.config)
+        write_config(Path(directory), spec)
         runtime = compat.Runtime(Path(directory), options, load_format=loader_of(spec))
         return SGLangEngine(runtime, spec, options)
 
 
-def _is_text_checkpoint(spec: DecoderSpec) -> bool:
-    if spec.component or spec.strategy is not None or spec.capture_layer is not None:
-        return False
-    fields = json.loads((spec.model_path / "config.json").read_text())
-    return compat.register_text_model(fields)
+def build_sglang_text_engine(model_path: Path, options: EngineOptions) -> SGLangEngine:
+    """An engine for a checkpoint that holds nothing but a language model, of any architecture of SGLang's.
+
+    Raises:
+        ImportError: SGLang is not installed, or not of the supported version.
+        FileNotFoundError, ValueError: A file of the checkpoint is missing or wrong, or SGLang has no class
+            for its architecture.
+        RuntimeError: This process is already in another tensor parallel group.
+    """
+    _prepare(model_path, options)
+    from sglang_omni.engines.sglang.engine import SGLangEngine
+    from sglang_omni.engines.sglang.text_models import foreign_spec, known_spec, register_own_class
+
+    if (spec := known_spec(model_path)) is not None:
+        return build_sglang_engine(spec, options)
+    register_own_class(_fields(model_path), options.device, None)
+    runtime = compat.Runtime(model_path, options)
+    with runtime.active():
+        spec = foreign_spec(model_path, runtime.server_args)
+    return SGLangEngine(runtime, spec, options)
+
+
+def _prepare(model_path: Path, options: EngineOptions) -> None:
+    if options.device == "cpu" and (method := quantization_of(model_path) or options.quantization):
+        raise ValueError(
+            f"{model_path}: quantization {method!r} is computed by SGLang's kernels on a GPU: place the "
+            "stage on one, as in --stage thinker.gpu=0"
+        )
+    compat.prepare(options.device)
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+
+
+def _fields(model_path: Path) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    return fields

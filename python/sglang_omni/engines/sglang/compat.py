@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from sglang_omni.diagnosis import kernels_install_line
 from sglang_omni.engines.options import EngineOptions, TensorParallel
 from sglang_omni.engines.sglang.settings import device_index, server_args
 from sglang_omni.packages import install_line
@@ -128,7 +129,7 @@ def _load_kernels(kind: str) -> None:
         if kind != "cpu":
             raise ImportError(
                 f"SGLang's kernels cannot be loaded on this machine ({exc}): they need a CUDA driver and "
-                "pip install sgl-kernel; device='cpu' does without",
+                f"{kernels_install_line()} (`sgl-omni doctor` checks both); device='cpu' does without",
                 name="sgl_kernel",
             ) from exc
         # A later import must not find the half-initialised package.
@@ -154,33 +155,6 @@ def _stand_in() -> ModuleType:
     for name in _KERNELS_IMPORTED_BY_NAME:
         setattr(module, name, missing(name))
     return module
-
-
-# SGLang's modules of the models that it serves from an unchanged checkpoint.
-_TEXT_MODELS = {
-    "LlamaForCausalLM": "sglang.srt.models.llama",
-    "Qwen2ForCausalLM": "sglang.srt.models.qwen2",
-    "Qwen3ForCausalLM": "sglang.srt.models.qwen3",
-}
-
-
-def register_text_model(fields: Mapping[str, Any]) -> bool:
-    """Registers SGLang's own class for a text checkpoint.
-
-    Args:
-        fields: The checkpoint's ``config.json``.
-
-    Returns:
-        True if a class uses all weights of the checkpoint; some classes silently ignore a few.
-    """
-    from sglang.srt.models.registry import ModelRegistry
-
-    architecture = next(iter(fields.get("architectures") or ()), None)
-    if architecture not in _TEXT_MODELS or fields.get("mlp_bias"):
-        return False
-    module = importlib.import_module(_TEXT_MODELS[architecture])
-    ModelRegistry.models[architecture] = getattr(module, architecture)
-    return True
 
 
 def register_model(model: type) -> None:

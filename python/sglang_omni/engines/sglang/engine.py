@@ -76,6 +76,7 @@ class SGLangEngine:
             vocab_size=config.vocab_size,
             context_length=min(options.context_length or limit, limit),
             pool_tokens=self._pool_tokens,
+            num_positions=limit,
         )
         with self._runtime.active():
             req = ScheduledRequest(request, self._controller, config.vocab_size)
@@ -121,6 +122,10 @@ class SGLangEngine:
     def flush_cache(self) -> None:
         with self._runtime.active():
             self.scheduler.forget_unused_prefixes()
+
+    def reset_counters(self) -> None:
+        self._counters = StepCounters()
+        self.scheduler.num_retracted = 0
 
     def stats(self) -> dict[str, int]:
         scheduler = self.scheduler

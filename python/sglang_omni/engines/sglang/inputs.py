@@ -12,40 +12,42 @@ from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.sequence import SequenceSpan
 
 
-class StepInputs(NamedTuple):
-    """One batch of B sequences with T new tokens.
+class ExtendInputs(NamedTuple):
+    """One batch of B sequences with T tokens of prompts.
 
     Attributes:
         spans: One for each sequence, in the order of the batch's rows.
         positions: (3, T) int64, for rotary embeddings on three axes.
-        prefill: True for a batch of prompts, False for one token of each sequence.
+        deltas: (B,) int64, added to the index of a generated token to get its position on every axis.
     """
 
     spans: list[SequenceSpan]
     positions: Tensor
-    prefill: bool
-
-    @property
-    def last_rows(self) -> Tensor:
-        """(B,) int64, the row of each sequence's last new token."""
-        return torch.tensor([span.first_row + span.num_tokens - 1 for span in self.spans])
+    deltas: Tensor
 
 
-def lay_out(batch: ScheduleBatch) -> StepInputs:
-    """The inputs of a batch that SGLang is about to compute."""
-    prefill = batch.forward_mode.is_extend()
-    if prefill:
-        extents = [(req.prefix_len, req.extend_len) for req in batch.reqs]
-    else:
-        extents = [(length - 1, 1) for length in batch.seq_lens_cpu.tolist()]
+def extend_inputs(batch: ScheduleBatch) -> ExtendInputs:
+    """The inputs of a batch of prompts that SGLang is about to compute."""
     spans: list[SequenceSpan] = []
     positions: list[Tensor] = []
+    deltas: list[int] = []
     row = 0
-    for req, (start, count) in zip(batch.reqs, extents, strict=True):
+    for req in batch.reqs:
+        start, count = req.prefix_len, req.extend_len
         spans.append(SequenceSpan(req.request.state, start, count, row, req.samples))
         positions.append(_positions(req.request, start, start + count))
+        deltas.append(0 if req.request.positions is None else req.request.positions.delta)
         row += count
-    return StepInputs(spans, torch.cat(positions, dim=1), prefill)
+    return ExtendInputs(spans, torch.cat(positions, dim=1), torch.tensor(deltas))
+
+
+def decode_spans(batch: ScheduleBatch) -> list[SequenceSpan]:
+    """The spans of a batch that is about to compute one token of each sequence."""
+    lengths = batch.seq_lens_cpu.tolist()
+    return [
+        SequenceSpan(req.request.state, length - 1, 1, row, req.samples)
+        for row, (req, length) in enumerate(zip(batch.reqs, lengths, strict=True))
+    ]
 
 
 def _positions(request: EngineRequest, start: int, stop: int) -> Tensor:

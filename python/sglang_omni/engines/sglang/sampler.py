@@ -10,11 +10,17 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.sampler import Sampler
 from torch import Tensor
 
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow, sample
+
+# For a row whose token is not used: leaving it out would need an index on the device.
+_ANY_TOKEN = SamplingRow(RequestSampling(temperature=0.0), 0.0)
 
 
 class OmniSampler(Sampler):
-    """Chooses tokens by ``rows``, which the scheduler sets before each step.
+    """Chooses tokens by ``rows``, which the scheduler sets before each step, where the logits are.
+
+    SGLang calls it after the forward, outside of its CUDA graphs.
 
     Args:
         suppress_token_ids: Tokens that are never chosen.
@@ -29,15 +35,12 @@ class OmniSampler(Sampler):
         self.rows: Sequence[SamplingRow | None] = ()
 
     def forward(self, logits_output: LogitsProcessorOutput, *args: Any, **kwargs: Any) -> Tensor:
-        """The next token of every sequence, (B,) int64. Rows that do not sample get 0."""
-        logits = logits_output.next_token_logits
-        chosen = torch.zeros(len(self.rows), dtype=torch.int64)
-        wanted = [index for index, row in enumerate(self.rows) if row is not None]
-        if wanted:
-            rows = [row for row in self.rows if row is not None]
-            # Penalties read histories in host memory.
-            picked = (logits[wanted] if len(wanted) < len(self.rows) else logits).float().cpu()
-            if len(self._suppressed):
-                picked.index_fill_(1, self._suppressed, float("-inf"))
-            chosen[wanted] = sample(picked, rows)
-        return chosen.to(logits.device)
+        """The next token of every sequence, (B,) int64; any token for rows that do not sample.
+
+        The logits are changed.
+        """
+        logits = logits_output.next_token_logits.float()
+        if len(self._suppressed):
+            self._suppressed = self._suppressed.to(logits.device)
+            logits.index_fill_(1, self._suppressed, float("-inf"))
+        return sample(logits, [_ANY_TOKEN if row is None else row for row in self.rows])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from sglang.srt.managers.io_struct import AbortReq
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
@@ -15,19 +17,23 @@ from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.model_executor.cuda_graph_config import Backend, cuda_graph_fully_disabled
+from sglang.srt.runtime_context import get_exec
 from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
-from torch import Tensor
 
 from sglang_omni.engines.admission import never_runs
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.compat import Runtime
-from sglang_omni.engines.sglang.inputs import lay_out
+from sglang_omni.engines.sglang.inputs import decode_spans, extend_inputs
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateSink
 from sglang_omni.model_runner.media import captures_due
 from sglang_omni.model_runner.sequence import SequenceSpan
+from sglang_omni.model_runner.upload import upload
+
+logger = logging.getLogger(__name__)
 
 
 class HoldingScheduler(Scheduler):
@@ -37,7 +43,9 @@ class HoldingScheduler(Scheduler):
     missing is split off the running batch for the step, keeps its KV, and is merged back afterwards. If KV
     runs short, waiting requests lose theirs first.
 
-    Overlap scheduling is off on every device: choosing a token needs the one before it on the host.
+    Overlap scheduling is off on every device. SGLang then plans a step before the tokens of the last one are
+    known to the host; here the host makes the next input of a talker from them, and asks each request's state
+    whether its next input has arrived.
 
     Attributes:
         parked: Requests whose prompts are not complete, in the order of arrival.
@@ -47,6 +55,7 @@ class HoldingScheduler(Scheduler):
     running_batch: ScheduleBatch
     last_batch: ScheduleBatch | None
     chunked_req: ScheduledRequest | None
+    _decoder: OmniDecoder | None
 
     def __init__(self, runtime: Runtime, spec: DecoderSpec) -> None:
         self.parked: list[ScheduledRequest] = []
@@ -58,12 +67,30 @@ class HoldingScheduler(Scheduler):
         self.tp_worker.model_runner.sampler = self.sampler
         self._strategy = spec.strategy
         self._outbox = StateSink()
-        model = self.tp_worker.model_runner.model
-        self._decoder = model if isinstance(model, OmniDecoder) else None
+
+    def init_all_cuda_graphs(self) -> None:
+        """Called when weights and cache are there, before SGLang captures decode steps.
+
+        If capturing fails, steps run without graphs. Not in a tensor parallel group, whose ranks would launch
+        different things.
+        """
+        runner = self.tp_worker.model_runner
+        self._decoder = runner.model if isinstance(runner.model, OmniDecoder) else None
         if self._decoder is not None:
             # SGLang keeps the first page for rows that pad a batch.
-            pool = self.token_to_kv_pool_allocator
-            self._decoder.allocate_captured(pool.size + pool.page_size)
+            pool = runner.token_to_kv_pool_allocator
+            self._decoder.allocate(runner.req_to_token_pool.size, pool.size + pool.page_size)
+        try:
+            super().init_all_cuda_graphs()
+        except Exception as failure:
+            if cuda_graph_fully_disabled() or self.server_args.tp_size > 1:
+                raise
+            # If the GPU itself has failed, this raises.
+            torch.cuda.synchronize()
+            logger.warning("CUDA graphs cannot be captured, so steps run without them: %s", failure)
+            graphs = get_exec().graph.cuda_graph_config
+            graphs.decode.backend = graphs.prefill.backend = Backend.DISABLED
+            super().init_all_cuda_graphs()
 
     # The parts that talk to SGLang's other processes are left out.
 
@@ -166,33 +193,49 @@ class HoldingScheduler(Scheduler):
         self.sampler.rows = [
             req.request.sampling_row(vocab_size) if req.samples else None for req in batch.reqs
         ]
-        if self._decoder is None:
-            return super().run_batch(batch, *args, **kwargs)
-        inputs = self._decoder.inputs = lay_out(batch)
+        decoder = self._decoder
+        spans: list[SequenceSpan] = []
+        if decoder is not None:
+            if batch.forward_mode.is_extend():
+                decoder.inputs = extend_inputs(batch)
+                spans = decoder.inputs.spans
+            elif self._strategy is not None:
+                spans = decode_spans(batch)
+                decoder.load_step(spans)
         result = super().run_batch(batch, *args, **kwargs)
-        self._collect_captured(batch, inputs.spans)
-        if self._strategy is not None:
-            self._feed_back(self._strategy, inputs.spans, result.next_token_ids)
+        if decoder is not None:
+            self._collect_captured(decoder, batch, spans)
+        # The only time in a step that the host waits for the device. SGLang has kept the next step's input.
+        result.next_token_ids = result.next_token_ids.cpu()
+        if decoder is not None and self._strategy is not None:
+            self._feed_back(decoder, self._strategy, spans, result.next_token_ids.tolist())
         return result
 
-    def _collect_captured(self, batch: ScheduleBatch, spans: Sequence[SequenceSpan]) -> None:
-        assert self._decoder is not None
-        if (captured := self._decoder.captured) is None:
+    def _collect_captured(
+        self, decoder: OmniDecoder, batch: ScheduleBatch, spans: Sequence[SequenceSpan]
+    ) -> None:
+        if decoder.captured is None:
             return
         for index, state in captures_due(spans):
             slots = self.req_to_token_pool.req_to_token[batch.reqs[index].kv.req_pool_idx]
-            state.media_hidden = captured[slots[state.media_positions.to(slots.device)].long()]
+            state.media_hidden = decoder.captured[slots[upload(state.media_positions, slots.device)].long()]
 
     def _feed_back(
-        self, strategy: FeedbackStrategy, spans: Sequence[SequenceSpan], next_token_ids: Tensor
+        self,
+        decoder: OmniDecoder,
+        strategy: FeedbackStrategy,
+        spans: Sequence[SequenceSpan],
+        tokens: Sequence[int],
     ) -> None:
-        assert self._decoder is not None
-        assert self._decoder.output_rows is not None
         sampled = [index for index, span in enumerate(spans) if span.samples]
-        if sampled:
-            self._decoder.feedback.output_rows = self._decoder.output_rows[sampled]
-            scheduled = FeedbackBatch(spans, next_token_ids[sampled].tolist())
-            strategy.extract_output(self._decoder, scheduled, [spans[i] for i in sampled], self._outbox)
+        if not sampled:
+            return
+        rows = decoder.output_rows[: len(spans)]
+        if len(sampled) < len(spans):
+            rows = rows[upload(torch.tensor(sampled), rows.device)]
+        decoder.feedback.output_rows = rows
+        scheduled = FeedbackBatch(spans, [tokens[index] for index in sampled])
+        strategy.extract_output(decoder, scheduled, [spans[index] for index in sampled], self._outbox)
 
     @property
     def is_stuck(self) -> bool:

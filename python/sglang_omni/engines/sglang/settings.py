@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from pathlib import Path
 from typing import Any
 
 from sglang_omni.engines.options import EngineOptions
+from sglang_omni.gpus import CUSTOM_ALL_REDUCE
 
 # SGLang wants a few free pages beyond those that a request fills; with them, a request that needs the whole
 # pool runs.
@@ -37,6 +40,29 @@ def device_index(options: EngineOptions) -> int:
     return options.tp.rank if kind == "cpu" else int(index or 0)
 
 
+def _check_names(options: EngineOptions, kind: str) -> None:
+    """Raise ValueError if a name is none of SGLang's, or has no effect on this kind of device."""
+    from sglang.srt.server_args import ServerArgs
+
+    given = {
+        "--quantization": options.quantization,
+        "--kv-cache-dtype": None if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
+        "--attention-backend": options.attention_backend,
+    }
+    words = [word for flag, value in given.items() if value is not None for word in (flag, value)]
+    if not words:
+        return
+    if kind == "cpu":
+        raise ValueError(f"{' '.join(words)}: for stages on a GPU; leave it out on a CPU")
+    # Only its command line checks them: ServerArgs takes any text, and fails later, or never.
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    ServerArgs.add_cli_args(parser)
+    try:
+        parser.parse_args(["--model-path", "none", *words])
+    except argparse.ArgumentError as exc:
+        raise ValueError(f"SGLang refuses it: {exc}") from None
+
+
 def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> Any:
     """The ``ServerArgs`` of an engine.
 
@@ -45,11 +71,12 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         load_format: SGLang's name of a loader, or a loader class.
 
     Raises:
-        ValueError: Options that contradict each other.
+        ValueError: Options that contradict each other, or that SGLang does not know.
     """
     from sglang.srt.server_args import ServerArgs
 
     kind = options.device.split(":")[0]
+    _check_names(options, kind)
     page_size = options.page_size or 1
     if 0 < options.chunked_prefill_size < page_size:
         # SGLang cuts prompts at the ends of pages, and would find none to cut at.
@@ -60,9 +87,19 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
     per_device: dict[str, Any]
     if kind == "cpu":
         # Plain torch on a CPU; on a GPU, SGLang chooses by the hardware.
-        per_device = {"attention_backend": "torch_native", "mem_fraction_static": 0.3}
+        per_device = {
+            "attention_backend": "torch_native",
+            "mem_fraction_static": 0.3,
+            "disable_cuda_graph": True,
+        }
     else:
-        per_device = {"base_gpu_id": device_index(options)}
+        per_device = {
+            "base_gpu_id": device_index(options),
+            "disable_cuda_graph": not options.cuda_graph,
+            # Our decoder lays out prompts on the host; SGLang's own text models can be captured whole.
+            "disable_prefill_cuda_graph": load_format != "auto",
+            "cuda_graph_max_bs_decode": options.max_running_requests,
+        }
         if options.mem_fraction_static is not None:
             per_device["mem_fraction_static"] = options.mem_fraction_static
         if options.attention_backend is not None:
@@ -78,13 +115,14 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         sampling_backend="pytorch",
         grammar_backend="none",
         disable_overlap_schedule=True,
-        disable_cuda_graph=True,
-        disable_custom_all_reduce=kind == "cpu",
+        disable_custom_all_reduce=kind == "cpu" or os.environ.get(CUSTOM_ALL_REDUCE) != "1",
         chunked_prefill_size=options.chunked_prefill_size,
         max_total_tokens=options.max_total_tokens + _POOL_SLACK * page_size,
         max_running_requests=options.max_running_requests,
         page_size=page_size,
         disable_radix_cache=not options.prefix_cache,
+        # One pool for all layers: the scheduler here counts its tokens.
+        disable_hybrid_swa_memory=True,
         skip_tokenizer_init=True,
         random_seed=0,
         log_level="warning",

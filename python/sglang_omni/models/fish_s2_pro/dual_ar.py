@@ -38,12 +38,7 @@ class DualAR:
             )
         voice = data["voice_codes"]
         frames = {} if voice is None else dict(enumerate(voice.unbind(), start=data["voice_start"]))
-        state = DualARState(
-            data["prompt_token_ids"],
-            sampling,
-            semantic_start=self._checkpoint.semantic_start,
-            prompt_frames=frames,
-        )
+        state = DualARState(data["prompt_token_ids"], sampling, prompt_frames=frames)
         # Keys and values depend on all codes of a frame, but a token tells only the first.
         request = EngineRequest(
             payload.request_id, data["prompt_token_ids"], sampling, state=state, cacheable=False
@@ -55,7 +50,7 @@ class DualAR:
         frames = cast(DualARState, request.state).frames
         groups = self._checkpoint.fast.num_code_groups
         data: dict[str, Any] = {
-            "codes": torch.stack(frames) if frames else torch.empty(0, groups, dtype=torch.long),
+            "codes": torch.stack(frames).cpu() if frames else torch.empty(0, groups, dtype=torch.long),
             "finish_reason": request.finish_reason,
             "prompt_tokens": len(request.prompt_token_ids),
         }

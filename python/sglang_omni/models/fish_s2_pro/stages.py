@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
-from sglang_omni.models.loading import available_cores, loading
+from sglang_omni.models.loading import available_cores, default_engine, loading, placement
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype
+    from sglang_omni.engines.options import Dtype, EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 
@@ -30,21 +30,27 @@ def create_preprocess(model_path: str) -> SimpleScheduler:
 def create_dual_ar(
     model_path: str,
     *,
-    dtype: Dtype = "float32",
+    engine: EngineKind | None = None,
+    dtype: Dtype | None = None,
+    gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int = 16,
     max_total_tokens: int = 32_768,
     chunked_prefill_size: int = 512,
+    mem_fraction_static: float | None = None,
 ) -> OmniScheduler:
-    """The stage from a prompt to frames of codes, on engine ``omni`` and a CPU.
+    """The stage from a prompt to frames of codes.
 
     Args:
         model_path: Directory of a Fish Audio S2 checkpoint.
-        dtype: Of the weights and of the computation.
+        engine: ``"sglang"``, the default on a GPU if it is installed, or ``"omni"``, the default on a CPU.
+        dtype: Of weights and computation; float32 on a CPU and bfloat16 on a GPU by default.
+        gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; all cores by default.
         max_running_requests: Texts spoken at the same time.
         max_total_tokens: Size of their common KV cache.
         chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
     """
     from sglang_omni.engines import EngineOptions, build_engine
     from sglang_omni.model_runner.loader import DTYPES
@@ -53,13 +59,17 @@ def create_dual_ar(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = FishS2Checkpoint.from_dir(model_path)
-    with loading(f"the decoders of {checkpoint.path}"):
-        strategy = FishDualARStrategy.from_checkpoint(checkpoint, DTYPES[dtype])
-        engine = build_engine(
-            "omni",
+    kind = engine or default_engine(gpu_id)
+    computed_in, device = placement(dtype, gpu_id)
+    with loading(f"the decoders of {checkpoint.path}, engine {kind!r}, {computed_in} on {device},"):
+        strategy = FishDualARStrategy.from_checkpoint(checkpoint, DTYPES[computed_in], device)
+        built = build_engine(
+            kind,
             dual_ar_decoder(checkpoint, strategy),
             EngineOptions(
-                dtype=dtype,
+                dtype=computed_in,
+                device=device,
+                mem_fraction_static=mem_fraction_static,
                 num_threads=num_threads or available_cores(),
                 max_running_requests=max_running_requests,
                 max_total_tokens=max_total_tokens,
@@ -68,4 +78,4 @@ def create_dual_ar(
             ),
         )
     dual_ar = DualAR(checkpoint)
-    return OmniScheduler(engine, dual_ar.build_request, dual_ar.result)
+    return OmniScheduler(built, dual_ar.build_request, dual_ar.result)

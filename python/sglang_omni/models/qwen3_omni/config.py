@@ -36,33 +36,30 @@ def thinker_stages() -> list[StageConfig]:
             factory=f"{_PACKAGE}.stages.create_preprocess",
             factory_args={"speech": False},
             process="io",
-            next=[*_ENCODERS, "aggregate"],
+            next=[*_ENCODERS, "thinker"],
             route_fn=f"{_PACKAGE}.routing.after_preprocess",
-            project_payload={name: f"{_PACKAGE}.routing.to_{name}" for name in (*_ENCODERS, "aggregate")},
+            project_payload={name: f"{_PACKAGE}.routing.to_{name}" for name in (*_ENCODERS, "thinker")},
         ),
         StageConfig(
             name="image_encoder",
             factory=f"{_PACKAGE}.encoders.create_image_encoder",
             process="encoders",
-            next="aggregate",
+            next="thinker",
         ),
         StageConfig(
             name="audio_encoder",
             factory=f"{_PACKAGE}.encoders.create_audio_encoder",
             process="encoders",
-            next="aggregate",
-        ),
-        StageConfig(
-            name="aggregate",
-            factory=f"{_PACKAGE}.stages.create_aggregate",
-            process="io",
-            wait_for=["preprocess", *_ENCODERS],
-            wait_for_fn=f"{_PACKAGE}.routing.sources_of_aggregate",
-            merge_fn=f"{_PACKAGE}.aggregate.merge_sources",
             next="thinker",
         ),
         StageConfig(
-            name="thinker", factory=f"{_PACKAGE}.stages.create_thinker", process="thinker", next="decode"
+            name="thinker",
+            factory=f"{_PACKAGE}.stages.create_thinker",
+            process="thinker",
+            wait_for=["preprocess", *_ENCODERS],
+            wait_for_fn=f"{_PACKAGE}.routing.sources_of_thinker",
+            merge_fn=f"{_PACKAGE}.aggregate.merge_sources",
+            next="decode",
         ),
         StageConfig(name="decode", factory=f"{_PACKAGE}.stages.create_decode", process="io", terminal=True),
     ]
@@ -71,11 +68,11 @@ def thinker_stages() -> list[StageConfig]:
 def text_stages() -> list[StageConfig]:
     """Text in, text out: no encoder is loaded."""
     stages = {stage.name: stage for stage in thinker_stages() if stage.name not in _ENCODERS}
-    preprocess, aggregate = stages["preprocess"], stages["aggregate"]
+    preprocess, thinker = stages["preprocess"], stages["thinker"]
     preprocess.factory_args |= {"media": []}
-    preprocess.next = ["aggregate"]
-    preprocess.project_payload = {"aggregate": f"{_PACKAGE}.routing.to_aggregate"}
-    aggregate.wait_for = ["preprocess"]
+    preprocess.next = ["thinker"]
+    preprocess.project_payload = {"thinker": f"{_PACKAGE}.routing.to_thinker"}
+    thinker.wait_for = ["preprocess"]
     return list(stages.values())
 
 
@@ -84,7 +81,7 @@ def speech_stages() -> list[StageConfig]:
     stages = {stage.name: stage for stage in thinker_stages()}
     preprocess, thinker, decode = stages["preprocess"], stages["thinker"], stages["decode"]
     preprocess.factory_args = {}
-    preprocess.next = [*_ENCODERS, "aggregate", "talker", "code2wav"]
+    preprocess.next = [*_ENCODERS, "thinker", "talker", "code2wav"]
     preprocess.project_payload |= {name: f"{_PACKAGE}.routing.to_{name}" for name in ("talker", "code2wav")}
     thinker.factory_args = {"speech": True}
     thinker.stream_to = ["talker"]

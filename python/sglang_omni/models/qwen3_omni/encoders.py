@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.loading import placement
-from sglang_omni.models.qwen3_omni.payloads import AudioOutput, VisualOutput
+from sglang_omni.models.qwen3_omni.payloads import AudioInput, AudioOutput, VisualInput, VisualOutput
 from sglang_omni.proto import StagePayload
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def create_image_encoder(
         visuals = [VisualOutput(embeds=rows, deepstack=list(levels)) for rows, *levels in request.outputs]
         return StagePayload(payload.request_id, payload.request, {"visuals": visuals})
 
-    return _scheduler(encoder, "visuals", result, cache_bytes, max_batch_patches, num_threads)
+    return _scheduler(
+        encoder, "visuals", result, cache_bytes, max_batch_patches, num_threads, tiny_picture(config)
+    )
 
 
 def create_audio_encoder(
@@ -81,7 +84,33 @@ def create_audio_encoder(
         audios = [AudioOutput(embeds=rows) for (rows,) in request.outputs]
         return StagePayload(payload.request_id, payload.request, {"audios": audios})
 
-    return _scheduler(encoder, "audios", result, cache_bytes, max_batch_frames, num_threads)
+    return _scheduler(
+        encoder, "audios", result, cache_bytes, max_batch_frames, num_threads, tiny_clip(config)
+    )
+
+
+def tiny_picture(config: Mapping[str, Any]) -> VisualInput:
+    """An image of 2 x 2 tokens for an encoder with this ``vision_config``."""
+    import torch
+
+    side = 2 * config.get("spatial_merge_size", 2)
+    numbers = config.get("in_channels", 3) * config.get("temporal_patch_size", 2) * config["patch_size"] ** 2
+    return VisualInput(
+        kind="image",
+        key=b"warm-up",
+        pixel_values=torch.zeros(side * side, numbers),
+        grid_thw=(1, side, side),
+        seconds_per_grid=None,
+    )
+
+
+def tiny_clip(config: Mapping[str, Any]) -> AudioInput:
+    """A clip of one full piece for an encoder with this ``audio_config``."""
+    import torch
+
+    frames = 2 * config.get("n_window", 50)
+    features = torch.zeros(config["num_mel_bins"], frames)
+    return AudioInput(key=b"warm-up", input_features=features, window_frames=frames)
 
 
 def _placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[torch.dtype, str]:
@@ -92,7 +121,13 @@ def _placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[torch.dtype, st
 
 
 def _scheduler(
-    encoder: Encoder, name: str, result: Any, cache_bytes: int, max_batch_cost: int, num_threads: int | None
+    encoder: Encoder,
+    name: str,
+    result: Any,
+    cache_bytes: int,
+    max_batch_cost: int,
+    num_threads: int | None,
+    tiny_item: object,
 ) -> OmniScheduler[EncoderRequest]:
     import torch
 
@@ -107,4 +142,6 @@ def _scheduler(
     def build(payload: StagePayload) -> EncoderRequest:
         return EncoderRequest(payload.request_id, payload.data[name])
 
-    return OmniScheduler(engine, build, result)
+    return OmniScheduler(
+        engine, build, result, warm_up_requests=lambda: [EncoderRequest("warm-up", [tiny_item])]
+    )

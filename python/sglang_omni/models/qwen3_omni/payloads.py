@@ -66,7 +66,7 @@ class MediaShape(TypedDict):
 
 
 class Prompt(TypedDict):
-    """preprocess -> image_encoder, audio_encoder and aggregate; each stage gets the fields that it reads.
+    """preprocess -> image_encoder, audio_encoder and thinker; each stage gets the fields that it reads.
 
     Attributes:
         prompt_token_ids: T ids, with one placeholder for each row of an encoder's output.
@@ -88,7 +88,7 @@ class Prompt(TypedDict):
 
 
 class VisualOutput(TypedDict):
-    """image_encoder -> aggregate, one for each image and video.
+    """image_encoder -> thinker, one for each image and video.
 
     Attributes:
         embeds: (t * h * w / merge ** 2, H).
@@ -100,29 +100,26 @@ class VisualOutput(TypedDict):
 
 
 class AudioOutput(TypedDict):
-    """audio_encoder -> aggregate, one for each clip: ``embeds`` (m, H)."""
+    """audio_encoder -> thinker, one for each clip: ``embeds`` (m, H)."""
 
     embeds: Tensor
 
 
 class ThinkerInput(TypedDict):
-    """aggregate -> thinker; the media fields of a text prompt are None.
+    """The thinker's merged payload: the prompt, and what encoders gave for its media.
 
     Attributes:
-        media_positions: (m,) int64 indices of the placeholders in the prompt, ascending.
-        media_embeds: (m, H) input rows at these indices.
-        visual_positions: (v,) int64, those indices that belong to images and videos.
-        deepstack: K of (v, H).
+        prompt_token_ids, key_token_ids, positions, position_delta, media: As in ``Prompt``.
+        visuals: Images, then videos.
     """
 
     prompt_token_ids: list[int]
     key_token_ids: list[int]
     positions: Tensor | None
     position_delta: int
-    media_positions: Tensor | None
-    media_embeds: Tensor | None
-    visual_positions: Tensor | None
-    deepstack: list[Tensor]
+    media: MediaShape
+    visuals: list[VisualOutput]
+    audios: list[AudioOutput]
 
 
 class TalkerInput(TypedDict):
@@ -136,8 +133,8 @@ class ThinkerText(TypedDict):
     """thinker -> talker, a stream: new tokens of the answer.
 
     Attributes:
-        media_hidden: (m, H), the thinker's hidden states at ``ThinkerInput.media_positions``, in the first
-            item of a prompt with media; None in other items.
+        media_hidden: (m, H), the thinker's hidden states at the placeholders of media, in the first item of a
+            prompt with media; None in other items.
     """
 
     token_ids: list[int]

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
-from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
-from sglang_omni.models.qwen3_omni.payloads import MediaShape
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TokenIds
+from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
+from sglang_omni.proto import RequestError
 
 Positions = NDArray[np.float32]
 # A number of frames, or an int64 tensor of such numbers.
@@ -105,6 +106,56 @@ def rope_positions(
         raise ValueError("positions of a video's frames are not whole numbers: choose another video_fps")
     delta = int(whole.max()) + 1 - len(token_ids)
     return RotaryPositions(torch.from_numpy(whole.astype(np.int64)), delta)
+
+
+@dataclass(frozen=True)
+class PositionLimit:
+    """The rotary positions that one decoder of a checkpoint knows: its kernels read a table of this length.
+
+    Attributes:
+        decoder: ``"thinker"`` or ``"talker"``.
+        rules: Its positions.
+        num_positions: Length of the table (``max_position_embeddings``).
+    """
+
+    decoder: str
+    rules: PositionRules
+    num_positions: int
+
+    def check(self, prompt: Prompt) -> None:
+        """
+        Raises:
+            RequestError: A prompt's positions go on beyond the table. A video's frames lie at their times, so
+                a long one may need more positions than it has tokens.
+        """
+        ids, delta = prompt["prompt_token_ids"], prompt["position_delta"]
+        if prompt["positions"] is None:
+            return
+        if self.decoder == "talker":
+            own = rope_positions(ids, {**prompt["media"], "use_audio_in_video": False}, self.rules)
+            delta = 0 if own is None else own.delta
+        last = len(ids) + delta - 1
+        if last >= self.num_positions:
+            raise RequestError(
+                f"the positions of the prompt go up to {last}, because its videos last so long, but the "
+                f"{self.decoder} of this model knows {self.num_positions}: 0 to {self.num_positions - 1}; "
+                "send a shorter video",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
+
+def position_limits(checkpoint: Qwen3OmniCheckpoint, rules: PositionRules) -> dict[str, PositionLimit]:
+    """The limits of a checkpoint's decoders that have one, by decoder. ``rules`` are the thinker's."""
+    parts = {"thinker": (checkpoint.thinker_config, rules)}
+    if checkpoint.talker is not None:
+        talker = checkpoint.config["talker_config"]
+        parts["talker"] = (talker, rules.for_talker(talker))
+    return {
+        name: PositionLimit(name, own_rules, int(num_positions))
+        for name, (config, own_rules) in parts.items()
+        if (num_positions := config["text_config"].get("max_position_embeddings")) is not None
+    }
 
 
 class _Pieces:

@@ -11,10 +11,22 @@ import numpy as np
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.media import SOUND_RATE, Media, MediaLimits, MediaReader, VideoOptions
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
-from sglang_omni.models.qwen3_omni.positions import PositionRules, interleave, rope_positions
+from sglang_omni.models.qwen3_omni.positions import (
+    PositionRules,
+    interleave,
+    position_limits,
+    rope_positions,
+)
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.messages import Content, MediaKind, MediaPart, parse_messages
-from sglang_omni.preprocessing.request import flag_param, mapping_param, named_inputs, stage_params, task_of
+from sglang_omni.preprocessing.request import (
+    answers_in_speech,
+    flag_param,
+    mapping_param,
+    named_inputs,
+    stage_params,
+    task_of,
+)
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
@@ -47,6 +59,7 @@ class Qwen3OmniPreprocessor:
         # Used only for videos with sound.
         self._audio_end = self._prompts.tokenizer.token_to_id("<|audio_end|>") or 0
         self._rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
+        self._position_limits = position_limits(checkpoint, self._rules)
         self._takes = takes
         self._video_fps = video_fps
         self._reader = (
@@ -120,6 +133,10 @@ class Qwen3OmniPreprocessor:
         media = self._reader.read(parts, video, check_length, check)
         prompt = self._lay_out(token_ids, media, with_sound=video.with_sound)
         self._prompts.check_length(len(prompt["prompt_token_ids"]), "messages")
+        parts_of_model = ("thinker", "talker") if answers_in_speech(request) else ("thinker",)
+        for part in parts_of_model:
+            if (limit := self._position_limits.get(part)) is not None:
+                limit.check(prompt)
         return prompt
 
     def _video_options(self, request: OmniRequest) -> VideoOptions:

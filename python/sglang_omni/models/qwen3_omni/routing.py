@@ -16,10 +16,10 @@ def terminal_stages(request: OmniRequest) -> list[str]:
 
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
     """Only the encoders that have media; for a spoken answer also talker and code2wav, which then wait."""
-    return [*_encoders(output.data["media"]), "aggregate", *_speech(output.request)]
+    return [*_encoders(output.data["media"]), "thinker", *_speech(output.request)]
 
 
-def sources_of_aggregate(request_id: str, from_stage: str, payload: StagePayload) -> list[str] | None:
+def sources_of_thinker(request_id: str, from_stage: str, payload: StagePayload) -> list[str] | None:
     """The prompt's stage and the encoders of its media; not known before the prompt is there."""
     return ["preprocess", *_encoders(payload.data["media"])] if from_stage == "preprocess" else None
 
@@ -41,7 +41,7 @@ def to_audio_encoder(payload: StagePayload) -> StagePayload:
     return _with(payload, {"audios": payload.data["audios"]})
 
 
-def to_aggregate(payload: StagePayload) -> StagePayload:
+def to_thinker(payload: StagePayload) -> StagePayload:
     """The prompt without the encoders' inputs."""
     prompt: Prompt = payload.data
     return _with(payload, {**prompt, "visuals": [], "audios": []})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.loading import available_cores, default_engine, loading, placement
 from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, pool_on_gpu, share_bytes
 from sglang_omni.models.qwen3_omni.components.checkpoint import SAMPLE_RATE, Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.memory import GPU_CODEC_FRAMES, GPU_TALKER_REQUESTS, stage_demand
@@ -83,13 +83,6 @@ def create_preprocess(
     return SimpleScheduler(preprocess, max_concurrency=4, sees_abort=True)
 
 
-def create_aggregate(model_path: str) -> SimpleScheduler:
-    """The stage from a prompt and the encoders' rows to the thinker's input."""
-    from sglang_omni.models.qwen3_omni.aggregate import Aggregate
-
-    return SimpleScheduler(Aggregate(Qwen3OmniCheckpoint.from_dir(model_path).tokens))
-
-
 def create_thinker(
     model_path: str,
     *,
@@ -141,6 +134,7 @@ def create_thinker(
     """
     from sglang_omni.engines.build import build_engine
     from sglang_omni.engines.options import TensorParallel
+    from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
     from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
     from sglang_omni.preprocessing.text import load_tokenizer
@@ -182,8 +176,10 @@ def create_thinker(
     with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         built = build_engine(kind, thinker_decoder(checkpoint, for_speech=speech), options)
         tokenizer = load_tokenizer(checkpoint.path)
-    thinker = Qwen3OmniThinker(checkpoint, tokenizer)
-    return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
+    thinker = Qwen3OmniThinker(checkpoint, tokenizer, options.device)
+    return OmniScheduler(
+        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+    )
 
 
 def create_decode() -> SimpleScheduler:
@@ -266,11 +262,18 @@ def create_talker(
     with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
         built = build_engine(kind, talker_decoder(checkpoint, strategy), options)
+        strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
     rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
     rules = rules.for_talker(checkpoint.config["talker_config"])
     talker = Talker(checkpoint, lambda ids, media: rope_positions(ids, media, rules))
     return OmniScheduler(
-        built, talker.build_request, talker.result, talker.stream, talker.take_text, talker.end_text
+        built,
+        talker.build_request,
+        talker.result,
+        talker.stream,
+        talker.take_text,
+        talker.end_text,
+        warm_up_requests=talker.warm_up_requests,
     )
 
 
@@ -283,6 +286,7 @@ def create_code2wav(
     chunk_size: int = 25,
     first_chunk_size: int = 2,
     max_batch_frames: int | None = None,
+    cuda_graph: bool = True,
 ) -> Code2WavScheduler:
     """The stage from frames of codes to speech, chunk by chunk.
 
@@ -296,6 +300,7 @@ def create_code2wav(
         max_batch_frames: Frames decoded at once, of requests whose chunks are equally long; by default 64 on
             a CPU, 256 on a GPU. A larger value pays off with more cores: a request's first chunk waits for
             the running batch.
+        cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
     """
     import torch
 
@@ -309,7 +314,7 @@ def create_code2wav(
     torch.set_num_threads(num_threads or _threads())
     with loading(f"the codec of {checkpoint.path}, {computed_in} on {device},"):
         vocoder = load_code2wav(checkpoint, DTYPES[computed_in], device)
-    return Code2WavScheduler(
+    scheduler = Code2WavScheduler(
         vocoder,
         device,
         stream_chunk_size=chunk_size,
@@ -318,12 +323,10 @@ def create_code2wav(
         first_chunk_size=first_chunk_size,
         chunking_of=lambda payload, own: code2wav_chunking(payload.request, own),
         max_batch_frames=max_batch_frames or (64 if gpu_id is None else GPU_CODEC_FRAMES),
+        num_code_groups=checkpoint.require_talker().num_code_groups,
     )
-
-
-def default_engine(gpu_id: int | None) -> EngineKind:
-    """``"sglang"`` on a GPU; ``"omni"`` on a CPU, where it measured faster."""
-    return "omni" if gpu_id is None else "sglang"
+    vocoder.record_graphs(scheduler.chunking.sizes, scheduler.max_batch_frames, cuda_graph=cuda_graph)
+    return scheduler
 
 
 def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | None) -> EngineOptions:

@@ -16,7 +16,7 @@ from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, TalkerInput, ThinkerText
 from sglang_omni.models.qwen3_omni.request import speaker_id, talker_sampling
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
-from sglang_omni.proto import StagePayload
+from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 # Rotary positions of a prompt's tokens; None if they are the tokens' indices.
@@ -27,7 +27,8 @@ class Talker:
     """The callbacks of the stage's ``OmniScheduler``.
 
     Payloads are ``TalkerInput``, streamed items ``ThinkerText``. Streams (frames, groups) int64 codes to the
-    next stage; results are ``{"finish_reason", "frames"}``.
+    next stage, on the talker's device, from which the edge moves them if it must. Results are
+    ``{"finish_reason", "frames"}``.
     """
 
     def __init__(self, checkpoint: Qwen3OmniCheckpoint, positions_of: PositionsOf) -> None:
@@ -66,6 +67,25 @@ class Talker:
             state.generator = request.generator
         return request
 
+    def warm_up_requests(self) -> list[EngineRequest]:
+        """A turn of one token and an answer of three frames: a prefill, decodes, and the code predictor."""
+        tokens = self._checkpoint.tokens
+        ids = [tokens.im_start, tokens.user, tokens.user, tokens.im_start, tokens.assistant, tokens.user]
+        media = MediaShape(
+            image_grids=[],
+            video_grids=[],
+            video_seconds_per_grid=[],
+            audio_frames=[],
+            use_audio_in_video=False,
+        )
+        asked = OmniRequest(None, {"talker_max_new_tokens": 4})
+        payload = StagePayload("warm-up", asked, TalkerInput(prompt_token_ids=ids, media=media))
+        request = self.build_request(payload)
+        state = _state_of(request)
+        state.feed([tokens.user, tokens.user])
+        state.end_text()
+        return [request]
+
     def take_text(self, request: EngineRequest, item: StreamItem) -> None:
         """The stage's ``stream_chunk_handler``: adds new tokens of the answer."""
         text: ThinkerText = item.data
@@ -89,7 +109,9 @@ class Talker:
         frames = _state_of(request).frames[told:]
         if not frames:
             return []
-        return [OutgoingMessage(request.request_id, "stream", torch.stack(frames))]
+        # A step makes one frame, which is lent or copied as it is.
+        codes = frames[0].unsqueeze(0) if len(frames) == 1 else torch.stack(frames)
+        return [OutgoingMessage(request.request_id, "stream", codes)]
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         data = {

@@ -7,6 +7,7 @@ from tokenizers import Tokenizer
 from sglang_omni.engines import EngineRequest
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.qwen3_omni.aggregate import MediaJoin
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.payloads import ThinkerInput, ThinkerText
 from sglang_omni.models.qwen3_omni.request import thinker_sampling
@@ -20,24 +21,33 @@ from sglang_omni.scheduling.messages import OutgoingMessage
 class Qwen3OmniThinker:
     """The callbacks of the stage's ``OmniScheduler``: from ``ThinkerInput`` to the results of ``written``."""
 
-    def __init__(self, checkpoint: Qwen3OmniCheckpoint, tokenizer: Tokenizer) -> None:
+    def __init__(self, checkpoint: Qwen3OmniCheckpoint, tokenizer: Tokenizer, device: str = "cpu") -> None:
+        """
+        Args:
+            device: Where the thinker computes.
+        """
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
+        self._media = MediaJoin(checkpoint.tokens, device)
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
         """
         Raises:
             RequestError: A sampling parameter is out of its range.
+            ValueError: The encoders gave another number of rows than the prompt has placeholders.
         """
         data: ThinkerInput = payload.data
         sampling = thinker_sampling(payload.request, self._checkpoint)
         positions = data["positions"]
+        state = self._media.state(data, wants_hidden=answers_in_speech(payload.request))
+        # The payload is kept as long as the request, and must not keep what was copied out of the rows.
+        data["visuals"], data["audios"] = [], []
         return EngineRequest(
             payload.request_id,
             data["prompt_token_ids"],
             sampling,
             IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
-            state=_state(data, wants_hidden=answers_in_speech(payload.request)),
+            state=state,
             positions=None if positions is None else RotaryPositions(positions, data["position_delta"]),
             key_token_ids=data["key_token_ids"],
         )
@@ -58,10 +68,3 @@ class Qwen3OmniThinker:
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         return StagePayload(payload.request_id, payload.request, written(request))
-
-
-def _state(data: ThinkerInput, *, wants_hidden: bool) -> ThinkerState | None:
-    positions, embeds, visual = data["media_positions"], data["media_embeds"], data["visual_positions"]
-    if positions is None or embeds is None or visual is None:
-        return None
-    return ThinkerState(positions, embeds, visual, tuple(data["deepstack"]), wants_hidden)

@@ -71,8 +71,8 @@ def default_stages() -> list[StageConfig]:
 class SpeechChatPipelineConfig(PipelineConfig):
     """Text or speech in, text and speech out.
 
-    ``model_path`` is ``"speech-chat"`` for the bundled language model, or the directory of a Llama or
-    Qwen checkpoint to put in its place.
+    ``model_path`` is ``"speech-chat"`` for the bundled language model, or the directory of a text checkpoint
+    to put in its place.
     """
 
     # The server refuses everything else with a 400.

@@ -10,13 +10,13 @@ from sglang_omni.models.speech_chat.components.voice import check_voice
 from sglang_omni.models.speech_chat.components.whisper import MAX_PROMPT_CHARS, SAMPLE_RATE, check_language
 from sglang_omni.models.speech_chat.conversation import plain_text
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
+from sglang_omni.models.text.preprocess import encode_completion
 from sglang_omni.preprocessing.audio import AudioClip, decode_audio
 from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
 from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.messages import MediaKind, MediaPart, parse_messages
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
-    flag_param,
     mapping_param,
     named_inputs,
     stage_params,
@@ -90,7 +90,9 @@ class SpeechChatPreprocessor:
             case "chat":
                 data = self._chat(inputs, request, check)
             case "completion":
-                data = {"prompt_token_ids": self._completion(inputs, request, check)}
+                token_ids = encode_completion(self._prompts, inputs, request, check)
+                self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
+                data = {"prompt_token_ids": token_ids}
             case "speech":
                 data = {"text": self._speech(inputs)}
             case "transcription" | "translation":
@@ -114,18 +116,6 @@ class SpeechChatPreprocessor:
         token_ids = self._prompts.encode_messages(plain_text(messages), options, check=check)
         self._prompts.check_answer(len(token_ids), answer)
         return {"prompt_token_ids": token_ids}
-
-    def _completion(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> list[int]:
-        if (token_ids := inputs.get("prompt_token_ids")) is not None:
-            token_ids = self._prompts.check_token_ids(token_ids)
-        else:
-            token_ids = self._prompts.encode_prompt(
-                _given(inputs, "prompt", "prompt"),
-                parse_special_tokens=flag_param(request.params, "parse_special_tokens"),
-                check=check,
-            )
-        self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
-        return token_ids
 
     def _speech(self, inputs: Mapping[str, Any]) -> str:
         text = _given(inputs, "text", "input")

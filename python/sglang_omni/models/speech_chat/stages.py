@@ -13,7 +13,7 @@ from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype, EngineKind
+    from sglang_omni.engines.options import DtypeChoice, EngineKind
     from sglang_omni.preprocessing.text import PromptEncoder
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -88,13 +88,19 @@ def create_transcribe(
 def create_thinker(
     model_path: str,
     *,
-    engine: EngineKind = "omni",
-    dtype: Dtype = "float32",
+    engine: EngineKind | None = None,
+    dtype: DtypeChoice | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    attention_backend: str | None = None,
+    cuda_graph: bool = True,
+    gpu_id: int | None = None,
     num_threads: int | None = None,
-    max_running_requests: int = 16,
-    max_total_tokens: int = 16_384,
+    max_running_requests: int | None = None,
+    max_total_tokens: int | None = None,
     max_new_tokens: int = 512,
     context_length: int | None = None,
+    mem_fraction_static: float | None = None,
     tp_rank: int = 0,
     tp_size: int = 1,
     nccl_port: int | None = None,
@@ -102,42 +108,55 @@ def create_thinker(
     """The stage from token ids to the answer, in text pieces while it is written.
 
     Args:
-        model_path: Directory of a Llama or Qwen checkpoint, or ``"speech-chat"``.
-        engine: ``"omni"``, or ``"sglang"`` if SGLang is installed.
-        dtype: bfloat16 is about a quarter faster on a CPU that multiplies it natively, but rounds so coarsely
-            that a greedy answer may depend on what is in the prefix cache; with float32 it does not.
+        model_path: Directory of a text checkpoint, or ``"speech-chat"``.
+        engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
+        dtype: float32 on a CPU, and on a GPU the checkpoint's own 16 bits by default. On a CPU that has it,
+            bfloat16 is about a quarter faster, but rounds so coarsely that a greedy answer may depend on what
+            is in the prefix cache; with float32 it does not.
+        quantization: SGLang's name; None for the one that the checkpoint names, if any.
+        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
+        attention_backend: SGLang's name; None for its choice by the GPU.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
+        gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default, which leaves the rest to other processes.
-        max_running_requests: Answers written at the same time.
-        max_total_tokens: Size of their common KV cache.
+        max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
+        max_total_tokens: Size of their common KV cache; by default 16,384 on a CPU, and on a GPU as many as
+            it has room for.
         max_new_tokens: Limit of an answer to a request that sets none.
         context_length: A shorter context than the checkpoint's.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache.
         tp_rank, tp_size: This process's rank, and the number of ranks.
         nccl_port: Port at which the ranks meet.
     """
-    from tokenizers import Tokenizer
-
-    from sglang_omni.engines import DecoderSpec, EngineOptions, build_engine
-    from sglang_omni.engines.options import TensorParallel
-    from sglang_omni.models.speech_chat.thinker import SpeechChatThinker, sampling_defaults
+    from sglang_omni.engines.warm_up import text_requests
+    from sglang_omni.models.speech_chat.thinker import SpeechChatThinker
+    from sglang_omni.models.text.stages import load_engine
+    from sglang_omni.models.text.thinker import sampling_defaults
+    from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = checkpoint_directory(model_path)
-    with loading(f"the language model from {checkpoint}"):
-        built = build_engine(
-            engine,
-            DecoderSpec.from_dir(checkpoint),
-            EngineOptions(
-                dtype=dtype,
-                max_running_requests=max_running_requests,
-                max_total_tokens=max_total_tokens,
-                context_length=context_length,
-                num_threads=num_threads or max(1, available_cores() // 2 // tp_size),
-                tp=TensorParallel(tp_rank, tp_size, nccl_port),
-            ),
-        )
-        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    thinker = SpeechChatThinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens))
-    return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
+    built = load_engine(
+        checkpoint,
+        engine,
+        dtype,
+        gpu_id,
+        num_threads=num_threads,
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=None,
+        context_length=context_length,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        attention_backend=attention_backend,
+        cuda_graph=cuda_graph,
+        mem_fraction_static=mem_fraction_static,
+        tp=(tp_rank, tp_size, nccl_port),
+    )
+    thinker = SpeechChatThinker(load_tokenizer(checkpoint), sampling_defaults(checkpoint, max_new_tokens))
+    return OmniScheduler(
+        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+    )
 
 
 def create_decode() -> SimpleScheduler:
@@ -178,7 +197,7 @@ def checkpoint_directory(model_path: str) -> Path:
     directory = Path(model_path).expanduser()
     if not directory.is_dir():
         raise FileNotFoundError(
-            f"model_path {model_path!r} is no directory: give a Llama or Qwen checkpoint's directory, "
+            f"model_path {model_path!r} is no directory: give a text checkpoint's directory, "
             f"or {BUNDLED!r} for the bundled model"
         )
     return directory

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from tokenizers import Tokenizer
-
-from sglang_omni.engines import EngineRequest, RequestSampling
+from sglang_omni.engines import EngineRequest
+from sglang_omni.models.text.thinker import TextThinker
 from sglang_omni.models.text_answer import new_text, written
-from sglang_omni.preprocessing.request import stage_params
-from sglang_omni.preprocessing.text import read_json
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
 
-# Fields of generation_config.json.
-_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
-
-class SpeechChatThinker:
-    """The callbacks of the stage's ``OmniScheduler``.
+class SpeechChatThinker(TextThinker):
+    """A thinker whose text is also spoken.
 
     Payloads are ``{"prompt_token_ids": [int], "input_transcript": str | None}``; results are those of
     ``written``, with ``input_transcript``.
     """
-
-    def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
-        self._tokenizer = tokenizer
-        self._sampling_defaults = dict(sampling_defaults)
-
-    def build_request(self, payload: StagePayload) -> EngineRequest:
-        """
-        Raises:
-            RequestError: A sampling parameter is out of its range.
-        """
-        params = stage_params(payload.request, "thinker")
-        given = {name: value for name, value in params.items() if value is not None}
-        sampling = RequestSampling.from_params({**self._sampling_defaults, **given})
-        return EngineRequest(
-            payload.request_id,
-            payload.data["prompt_token_ids"],
-            sampling,
-            IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
-        )
 
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
@@ -55,12 +25,3 @@ class SpeechChatThinker:
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         data = {**written(request), "input_transcript": payload.data.get("input_transcript")}
         return StagePayload(payload.request_id, payload.request, data)
-
-
-def sampling_defaults(checkpoint: Path, max_new_tokens: int) -> dict[str, Any]:
-    """The sampling parameters of a request that sets none: those of the checkpoint."""
-    settings = read_json(checkpoint / "generation_config.json")
-    defaults = {name: settings[name] for name in _SAMPLING_FIELDS if settings.get(name) is not None}
-    if settings.get("do_sample") is False:
-        defaults["temperature"] = 0.0
-    return {**defaults, "max_new_tokens": max_new_tokens}

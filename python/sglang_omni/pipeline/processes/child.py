@@ -24,6 +24,7 @@ from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.stage.build import build_scheduler, build_stage
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.transport import open_files
+from sglang_omni.scheduling.threads import on_this_gpu, use_gpu
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 from sglang_omni.supervision.parent import end_with_parent
 
@@ -108,14 +109,15 @@ async def run_stages(
     """
     # Its relays' engines listen too.
     open_files.raise_limit()
-    _use_gpu(spec)
+    use_gpu(next((stage.device_index for stage in spec.stages if stage.device_index is not None), None))
     first = spec.stages[0]
     if first.role == "follower":
         # It has no sockets, relay or requests of its own: its scheduler does the same as rank 0's.
         follower = build_scheduler(first, spec.config)
         _freeze()
         yield {"ready": True}
-        async for pulse in beat_until_done([asyncio.create_task(asyncio.to_thread(follower.start))]):
+        work = asyncio.create_task(asyncio.to_thread(on_this_gpu(follower.start)))
+        async for pulse in beat_until_done([work]):
             yield {"pulse": asdict(pulse)}
         return
     dispatcher = LocalStageDispatcher()
@@ -151,16 +153,6 @@ def _freeze() -> None:
     # for 50 ms with torch alone.
     gc.collect()
     gc.freeze()
-
-
-def _use_gpu(spec: ProcessSpec) -> None:
-    gpu_id = next((stage.device_index for stage in spec.stages if stage.device_index is not None), None)
-    if gpu_id is None:
-        return
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.set_device(gpu_id)
 
 
 def configure_logging(spec: ProcessSpec) -> None:

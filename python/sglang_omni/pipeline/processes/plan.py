@@ -103,10 +103,11 @@ class RunPlan:
             host_address=self.host_address,
             keys=self.keys,
         )
-        launches = {
-            group.name: tuple(wire(instances[name]) for name in group.stage_names)
-            for group in self.process_plan.groups
-        }
+        launches = {}
+        for group in self.process_plan.groups:
+            members = [instances[name] for name in group.stage_names]
+            all_gpus = any(names_gpus(it.stage, self.config) for it in members)
+            launches[group.name] = tuple(wire(instance, all_gpus=all_gpus) for instance in members)
         for name, processes in self.process_plan.tp_stage_to_processes.items():
             address = str(self.runtime_dir.path / f"ranks_{name}.sock")
             for rank, process in enumerate(processes):
@@ -119,6 +120,7 @@ class RunPlan:
                 config=self.config,
                 stages=of_process,
                 node=self.process_plan.node_of[process],
+                runtime_dir=str(self.runtime_dir.path),
                 coordinator_tcp=dict(coordinator_tcp or {}),
             )
             for process, of_process in launches.items()
@@ -216,6 +218,7 @@ def plan_stage_launch(
     *,
     tp_rank: int = 0,
     tp_address: str | None = None,
+    all_gpus: bool = False,
     host_address: str | None = None,
     keys: RunKeys | None = None,
 ) -> StageLaunchConfig:
@@ -228,6 +231,7 @@ def plan_stage_launch(
         edges: All edges of the pipeline.
         tp_rank: The rank; rank 0 has all the I/O.
         tp_address: The socket where the ranks meet; None if the stage is one process.
+        all_gpus: Whether its process sees every GPU of this machine.
         host_address: This host's address for other hosts; None if the run has no others.
         keys: The keys of the run's ``tcp://`` sockets.
     """
@@ -245,6 +249,7 @@ def plan_stage_launch(
         tp_size=stage.tp_size,
         replica=instance.replica,
         gpu_id=gpu_id,
+        all_gpus=all_gpus,
         tp_address=tp_address,
         factory_args=merge_factory_args(stage, config),
         coordinator_endpoint=endpoints["completion"],
@@ -260,6 +265,16 @@ def plan_stage_launch(
     backends = dict.fromkeys([*launch.send_over.values(), *launch.receive_over.values()])
     relays = build_relay_configs(config, stage, backends, launch.device_index, host_address)
     return replace(launch, relay_configs=relays)
+
+
+def names_gpus(stage: StageConfig, config: PipelineConfig) -> bool:
+    """Whether a stage's arguments or relay name a GPU by its number, besides its ``gpu``.
+
+    Such numbers count all GPUs of the machine, so that its process must see them all.
+    """
+    arguments = merge_factory_args(stage, config)
+    devices = [arguments.get("device"), stage.relay.explicit_device if stage.relay else None]
+    return "gpu_id" in arguments or any(str(device).startswith("cuda:") for device in devices)
 
 
 def build_relay_configs(
@@ -279,7 +294,7 @@ def build_relay_configs(
         config: The pipeline.
         stage: The stage.
         backends: The backends.
-        gpu_id: The stage's GPU; None on the CPU.
+        gpu_id: The stage's GPU, as its process counts; None on the CPU.
         host_address: This host's address for other hosts; None if the run has no others.
     """
     relay = stage.relay or RelayConfig()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.config.instances import instances_of
+from sglang_omni.pipeline.processes.mps import quit_daemon
 from sglang_omni.pipeline.transport.ipc.address import LONGEST_PATH
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,7 @@ def _sweep(base: Path) -> None:
             continue
         else:
             logger.info("Removing %s, left behind by a run that was killed", lock.parent)
+            quit_daemon(lock.parent)
             shutil.rmtree(lock.parent, ignore_errors=True)
         finally:
             os.close(fd)

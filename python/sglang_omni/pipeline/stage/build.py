@@ -24,6 +24,7 @@ from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
 from sglang_omni.pipeline.stage.outgoing import checked_targets
 from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.pipeline.stage.warm_up import warm_up
 from sglang_omni.pipeline.transport.control_plane import StageControlPlane
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import RankedScheduler, Scheduler
@@ -112,6 +113,12 @@ def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Schedu
     schedulers = [
         as_scheduler(factory(**arguments), stage=stage.name, factory=path) for _ in range(stage.num_workers)
     ]
+    warm_up(
+        launch.instance,
+        schedulers,
+        on_gpu=launch.device_index is not None,
+        is_rank=launch.tp_address is not None,
+    )
     if launch.tp_address is not None:
         scheduler = schedulers[0]
         if not isinstance(scheduler, RankedScheduler):

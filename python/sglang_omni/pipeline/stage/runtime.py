@@ -37,6 +37,7 @@ from sglang_omni.proto import (
     ProfilerStopMessage,
     RequestError,
     ShutdownMessage,
+    Unavailable,
 )
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import HasCache, HasWorkClock, Scheduler
@@ -71,7 +72,7 @@ class Stage:
         stream_targets: Where untargeted stream chunks go; to the caller if there are none.
         get_stream_done_targets: ``f(request_id, output)`` names the stream targets whose stream ends with
             the result, None for none; all of them without it.
-        same_gpu_targets: Instances of stream targets on the same GPU, in other processes.
+        same_gpu_targets: Instances of targets on the same GPU, in other processes.
         same_process_targets: Instances of targets in this process, reached through ``local_dispatcher``.
         can_accept_stream_before_payload: True if chunks may come before the payload of their request.
         is_terminal: True if the stage completes requests.
@@ -111,7 +112,7 @@ class Stage:
             scheduler if scheduler is not None else SimpleScheduler(lambda payload: payload)
         )
         self.is_terminal = is_terminal
-        self._threads = SchedulerThreads(name, self.scheduler)
+        self._threads = SchedulerThreads(name, self.scheduler, gpu_id)
         self._profiler = StageProfiler(name)
         coordinator = CoordinatorEdge(name, self.control_plane, lambda: self._outgoing.on_sent())
         self._stats = StatsReporter(name, self.scheduler, self.relays.all, coordinator.report)
@@ -192,8 +193,9 @@ class Stage:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if crashed.done():
                 crash = error_text(crashed.result())
+                lost = Unavailable(f"stage {self.name!r}: the scheduler crashed: {crash}")
                 for request_id in list(self._requests.active):
-                    self._fail(request_id, f"the scheduler crashed: {crash}")
+                    self._fail(request_id, lost)
                 raise RuntimeError(
                     f"Scheduler thread of {self.name!r} crashed: {crash}"
                 ) from crashed.result()
@@ -301,7 +303,7 @@ class Stage:
             error: The exception as it was raised, or the text.
         """
         info: dict[str, Any] | None = None
-        if isinstance(error, RequestError):
+        if isinstance(error, RequestError | Unavailable):
             info = error.to_dict()
         elif isinstance(error, BaseException):
             logger.error("Stage %s: request %s failed", self.name, request_id, exc_info=error)

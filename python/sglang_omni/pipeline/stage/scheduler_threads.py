@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_omni.scheduling.messages import OutgoingMessage, Scheduler
 from sglang_omni.scheduling.queues import Outbox
+from sglang_omni.scheduling.threads import use_gpu
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,11 @@ _STOP: Any = None
 class SchedulerThreads:
     """Runs a scheduler, brings its messages into the event loop, and notices if it crashes.
 
+    Args:
+        stage: The stage's name.
+        scheduler: Its scheduler.
+        gpu_id: N of the ``cuda:N`` that it computes on; None on the CPU.
+
     Attributes:
         outbox: The scheduler's messages: its own outbox if that can notify, else one that a thread fills.
         crashed: Made by ``start``; gets the exception if the scheduler's ``start`` raises.
@@ -27,8 +33,9 @@ class SchedulerThreads:
 
     crashed: asyncio.Future[BaseException]
 
-    def __init__(self, stage: str, scheduler: Scheduler) -> None:
+    def __init__(self, stage: str, scheduler: Scheduler, gpu_id: int | None = None) -> None:
         self._stage = stage
+        self._gpu_id = gpu_id
         self._scheduler = scheduler
         own = scheduler.outbox
         self.outbox: Outbox[OutgoingMessage] = own if isinstance(own, Outbox) else Outbox()
@@ -58,6 +65,7 @@ class SchedulerThreads:
 
     def _run(self) -> None:
         try:
+            use_gpu(self._gpu_id)
             self._scheduler.start()
         except BaseException as exc:
             logger.exception("Scheduler thread of stage %s crashed", self._stage)

@@ -15,8 +15,13 @@ from uuid import UUID
 
 # CU_MEMHOSTREGISTER_PORTABLE: page-locked for every device, not only for the current one.
 _PORTABLE = 1
+# CU_MEMHOSTREGISTER_READ_ONLY.
+_READ_ONLY = 8
 # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is; it must be given.
 _LAZY_PEER_ACCESS = 1
+
+# CU_POINTER_ATTRIBUTE_BUFFER_ID.
+_BUFFER_ID = 7
 
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
 _CAPABILITY_MAJOR = 75
@@ -27,6 +32,10 @@ IPC_HANDLE_BYTES = 64
 
 class CudaError(RuntimeError):
     """The CUDA driver is missing or refused a call; the text is its own."""
+
+
+class NoCudaDriver(CudaError):
+    """The machine has no CUDA driver at all."""
 
 
 class _IpcHandle(ctypes.Structure):
@@ -65,9 +74,15 @@ class CudaDriver:
         try:
             self._lib = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise CudaError(f"no CUDA driver: {error}") from error
+            raise NoCudaDriver(f"no CUDA driver: {error}") from error
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._call("cuInit", ctypes.c_uint(0))
+
+    def cuda_version(self) -> tuple[int, int]:
+        """The newest CUDA that the driver serves, such as (13, 0). Newer minor versions run as well."""
+        version = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(version))
+        return version.value // 1000, version.value % 1000 // 10
 
     def device_count(self) -> int:
         count = ctypes.c_int()
@@ -84,8 +99,10 @@ class CudaDriver:
         self._call("cuDeviceTotalMem_v2", ctypes.byref(total), number)
         for value, attribute in ((major, _CAPABILITY_MAJOR), (minor, _CAPABILITY_MINOR)):
             self._call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(attribute), number)
-        text = f"GPU-{UUID(bytes=bytes(uuid))}"
-        return text, name.value.decode(), total.value, (major.value, minor.value)
+        text = name.value.decode()
+        # Of a slice, the driver gives the slice's own uuid, and a name such as "NVIDIA H100 ... MIG 1g.10gb".
+        kind = "MIG" if " MIG " in text else "GPU"
+        return f"{kind}-{UUID(bytes=bytes(uuid))}", text, total.value, (major.value, minor.value)
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
@@ -102,13 +119,18 @@ class CudaDriver:
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
-    def page_lock(self, address: int, nbytes: int) -> None:
-        """Lock whole pages of host memory, so that copies between them and a GPU are direct."""
+    def page_lock(self, address: int, nbytes: int, *, read_only: bool = False) -> None:
+        """Lock whole pages of host memory, so that copies between them and a GPU are direct.
+
+        Args:
+            read_only: The GPU may not write to them. Pages that this process may not write to can be locked
+                only so, and only if the device can do that.
+        """
         self._call(
             "cuMemHostRegister_v2",
             ctypes.c_void_p(address),
             ctypes.c_size_t(nbytes),
-            ctypes.c_uint(_PORTABLE),
+            ctypes.c_uint(_PORTABLE | (_READ_ONLY if read_only else 0)),
         )
 
     def page_unlock(self, address: int) -> None:
@@ -122,6 +144,14 @@ class CudaDriver:
             "cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address)
         )
         return start.value, size.value
+
+    def allocation_number(self, address: int) -> int:
+        """The number of the allocation that ``address`` is in, which no other of this process ever has."""
+        number = ctypes.c_ulonglong()
+        self._call(
+            "cuPointerGetAttribute", ctypes.byref(number), ctypes.c_int(_BUFFER_ID), ctypes.c_uint64(address)
+        )
+        return number.value
 
     def export_memory(self, start: int) -> bytes:
         """A handle of ``IPC_HANDLE_BYTES`` by which another process can open the allocation at ``start``."""

@@ -43,12 +43,18 @@ class PinnedMemory:
         # Of each mapping, the locked chunks and the device in whose context that was done.
         self._pinned: dict[int, dict[int, int]] = {}
         self._refused = False
+        # Starts of mappings that this process may only read, and of those that cannot be locked for that.
+        self._read_only: set[int] = set()
+        self._refused_read_only: set[int] = set()
 
-    def add(self, mapping: Mapping) -> None:
+    def add(self, mapping: Mapping, *, read_only: bool = False) -> None:
         """Allow ``pin`` to lock the parts of ``mapping`` that copies touch.
 
         It stays mapped until ``remove``, or until one is added when nothing else needs it any more:
         locked memory must be unlocked before it is unmapped.
+
+        Args:
+            read_only: This process may not write to its pages.
         """
         with self._lock:
             if mapping.address in self._mappings:
@@ -56,6 +62,8 @@ class PinnedMemory:
             for start in [s for s, known in self._mappings.items() if not known.is_used_elsewhere]:
                 self._remove(start)
             self._mappings[mapping.address] = mapping
+            if read_only:
+                self._read_only.add(mapping.address)
             self._pinned[mapping.address] = {}
 
     def remove(self, mapping: Mapping) -> None:
@@ -91,6 +99,8 @@ class PinnedMemory:
             mapping = self._find(address)
             if mapping is None:
                 return False
+            if mapping.address in self._refused_read_only:
+                return True
             offset = address - mapping.address
             chunks = range(offset // CHUNK_BYTES, (offset + nbytes - 1) // CHUNK_BYTES + 1)
             pinned = self._pinned[mapping.address]
@@ -105,16 +115,26 @@ class PinnedMemory:
     def _pin_chunks(self, mapping: Mapping, chunks: range, device: int) -> None:
         pinned = self._pinned[mapping.address]
         missing = [chunk for chunk in chunks if chunk not in pinned]
-        if not missing or self._refused:
+        if not missing or self._refused or mapping.address in self._refused_read_only:
             return
+        read_only = mapping.address in self._read_only
         try:
             driver = cuda_driver()
             with driver.on(device):
                 for chunk in missing:
                     offset = chunk * CHUNK_BYTES
-                    driver.page_lock(mapping.address + offset, min(CHUNK_BYTES, mapping.nbytes - offset))
+                    nbytes = min(CHUNK_BYTES, mapping.nbytes - offset)
+                    driver.page_lock(mapping.address + offset, nbytes, read_only=read_only)
                     pinned[chunk] = device
         except CudaError as error:
+            if read_only:
+                self._refused_read_only.add(mapping.address)
+                logger.warning(
+                    "Shared memory of another process cannot be page-locked as read-only, so copies from it "
+                    "to the GPU take a detour: %s. Unset SGLANG_OMNI_RELAY_READ_ONLY, which is for debugging",
+                    error,
+                )
+                return
             self._refused = True
             logger.warning(
                 "Shared memory cannot be page-locked, so copies between it and the GPU take a detour: %s. "
@@ -126,6 +146,8 @@ class PinnedMemory:
     def _remove(self, start: int) -> None:
         if self._mappings.pop(start, None) is None:
             return
+        self._read_only.discard(start)
+        self._refused_read_only.discard(start)
         for chunk, device in self._pinned.pop(start).items():
             driver = cuda_driver()
             with driver.on(device):

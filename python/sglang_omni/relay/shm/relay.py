@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 # What takes longer to copy than to hand to a thread is copied there, so that the loop goes on.
 _COPY_IN_THREAD = 32 << 20
+# With "1", Rust maps what other processes send so that this one cannot write to it.
+_READ_ONLY = "SGLANG_OMNI_RELAY_READ_ONLY"
 # How long a put waits for room, and how long an unread payload is kept.
 _WAIT_SECONDS = 30.0
 _KEEP_SECONDS = 300.0
@@ -467,7 +469,7 @@ async def _prepare_for_gpu(lease: ShmLease) -> None:
     memory, address, nbytes = pinned_memory(), lease.address, lease.nbytes
     if memory.is_pinned(address, nbytes) or (arena := lease.arena) is None:
         return
-    memory.add(arena)
+    memory.add(arena, read_only=os.environ.get(_READ_ONLY) == "1")
     await asyncio.to_thread(memory.pin, address, nbytes, device=device)
 
 

@@ -11,13 +11,17 @@ import signal
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from sglang_omni.gpus import VISIBLE_DEVICES
 from sglang_omni.serve.launch.key_flags import replicas_environment, runs_key
 from sglang_omni.serve.launch.member import FleetMember, MemberFailed
 from sglang_omni.serve.launch.router_process import ROUTER_CONFIG
 from sglang_omni.serve.launch.stopping import StopSignals
 from sglang_omni.supervision.ports import bind
+
+if TYPE_CHECKING:
+    from sglang_omni.config.plan import PipelinePlan
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,7 @@ class FleetOptions:
         start_timeout: Seconds for a replica to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
         heartbeat_timeout: Seconds of silence after which a member is restarted; 0: it never is.
+        gpus: The ``CUDA_VISIBLE_DEVICES`` of each replica; empty if all have the fleet's own.
     """
 
     size: int
@@ -47,6 +52,7 @@ class FleetOptions:
     start_timeout: float
     drain_timeout: float
     heartbeat_timeout: float = 30.0
+    gpus: Sequence[str] = ()
 
 
 async def run_fleet(options: FleetOptions) -> int:
@@ -149,6 +155,8 @@ def _replica(index: int, port: int, options: FleetOptions, key: str) -> FleetMem
     ]
     url = f"http://127.0.0.1:{port}"
     environment = replicas_environment(key)
+    if options.gpus:
+        environment = {**environment, VISIBLE_DEVICES: options.gpus[index]}
     return FleetMember(
         f"replica {index}", command, url, environment, heartbeat_timeout=options.heartbeat_timeout
     )
@@ -180,6 +188,40 @@ def _router_environment(replicas: Sequence[FleetMember], options: FleetOptions) 
         "drain_timeout": options.drain_timeout + _LEAVE_S,
     }
     return {**os.environ, ROUTER_CONFIG: json.dumps(config)}
+
+
+def share_of_each(devices: Sequence[str], size: int) -> int:
+    """How many of the GPUs one of ``size`` replicas gets; at least one."""
+    return max(len(devices) // size, 1)
+
+
+def gpus_of_replicas(plan: PipelinePlan, devices: Sequence[str], size: int) -> list[str]:
+    """The ``CUDA_VISIBLE_DEVICES`` of each replica: as many GPUs for each, and none for two.
+
+    A replica counts its GPUs from 0, so that it needs as many as the highest ``gpu`` of its stages says.
+
+    Args:
+        plan: The pipeline's plan, as it is in a replica with ``share_of_each`` GPUs.
+        devices: The fleet's GPUs, as ``CUDA_VISIBLE_DEVICES`` names them.
+        size: How many replicas there are.
+
+    Returns:
+        One value for each replica; none if the pipeline uses no GPU here, or there is no GPU.
+
+    Raises:
+        ValueError: There are not enough GPUs.
+    """
+    needed = 1 + max((gpu.gpu_id for gpu in plan.placement.gpus.values() if gpu.node is None), default=-1)
+    if not needed or not devices:
+        return []
+    if needed * size > len(devices):
+        there_are = "1 is" if len(devices) == 1 else f"{len(devices)} are"
+        raise ValueError(
+            f"--dp-size {size} with {needed} GPU{'s' * (needed > 1)} each needs {needed * size} GPUs; "
+            f"{there_are} visible"
+        )
+    each = share_of_each(devices, size)
+    return [",".join(devices[index * each : (index + 1) * each]) for index in range(size)]
 
 
 def router_limits(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,14 @@ _ELSEWHERE = "192.0.2.1"
 
 
 def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("GPUs")
+    group.add_argument(
+        "--mps",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="whether processes that share a GPU compute side by side, by CUDA's Multi-Process Service, and "
+        "not in turns: if it can be had, always, or never (default: auto)",
+    )
     group = parser.add_argument_group(
         "several hosts", "For stages with a `node`: each such host runs `sgl-omni host`. See docs/hosts.md."
     )
@@ -85,6 +93,8 @@ def check_launcher_flags(parser: argparse.ArgumentParser, args: argparse.Namespa
         return
     if args.join_port is not None:
         parser.error("--launcher ray: the nodes are Ray's, so that no host joins; leave --join-port out")
+    if args.mps == "on":
+        parser.error("--mps on: Ray places processes on GPUs, and nothing here starts MPS on its nodes")
     if args.dp_size > 1:
         parser.error(
             "--launcher ray: replicate stages with num_replicas, or start one server for each replica and a "
@@ -92,8 +102,8 @@ def check_launcher_flags(parser: argparse.ArgumentParser, args: argparse.Namespa
         )
 
 
-def chosen_launcher(args: argparse.Namespace) -> Launcher | None:
-    """What starts the processes of stages; None for this server itself.
+def chosen_launcher(args: argparse.Namespace) -> Launcher:
+    """What starts the processes of stages.
 
     Raises:
         RuntimeError: Ray is not installed.
@@ -102,7 +112,11 @@ def chosen_launcher(args: argparse.Namespace) -> Launcher | None:
     """
     if args.launcher == "ray":
         return _ray_launcher(args)
-    return _hosts_launcher(args) if args.join_port is not None else None
+    if args.join_port is not None:
+        return _hosts_launcher(args)
+    from sglang_omni.pipeline.processes.local import LocalLauncher
+
+    return LocalLauncher(args.mps)
 
 
 def _hosts_launcher(args: argparse.Namespace) -> HostsLauncher:
@@ -124,6 +138,7 @@ def _hosts_launcher(args: argparse.Namespace) -> HostsLauncher:
         host_timeout=args.host_timeout or 10.0,
         join_timeout=args.start_timeout,
         key_file=key_file,
+        mps=args.mps,
     )
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang_omni.serve.launch.flags import count, count_or_any, share
+from sglang_omni.serve.launch.flags import count, count_or_any, not_empty, share
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
@@ -18,6 +18,7 @@ class _Flag(NamedTuple):
         flag: As the command line has it.
         argument: The factories' name for it.
         const: The value that a flag sets that takes none.
+        metavar: What its value is, for --help.
     """
 
     flag: str
@@ -26,11 +27,40 @@ class _Flag(NamedTuple):
     type: Callable[[str], Any] = count
     choices: Sequence[str] | None = None
     const: Any = None
+    metavar: str = "N"
 
 
 _FLAGS = (
     _Flag("--engine", "engine", "what schedules autoregressive stages", str, ("sglang", "omni")),
-    _Flag("--dtype", "dtype", "what is computed in", str, ("float32", "bfloat16", "float16")),
+    _Flag(
+        "--dtype",
+        "dtype",
+        "what is computed in; auto: on a GPU the checkpoint's own 16 bits, on a CPU float32",
+        str,
+        ("auto", "float32", "bfloat16", "float16"),
+    ),
+    _Flag(
+        "--quantization",
+        "quantization",
+        "how SGLang quantizes, such as fp8, or reads a checkpoint that does not name it (awq, gptq, ...)",
+        not_empty,
+        metavar="METHOD",
+    ),
+    _Flag(
+        "--kv-cache-dtype",
+        "kv_cache_dtype",
+        "what SGLang keeps keys and values in, such as fp8_e4m3",
+        not_empty,
+        metavar="DTYPE",
+    ),
+    _Flag(
+        "--attention-backend",
+        "attention_backend",
+        "SGLang's attention kernels, such as fa3, flashinfer or triton; its choice by the GPU",
+        not_empty,
+        metavar="NAME",
+    ),
+    _Flag("--disable-cuda-graph", "cuda_graph", "launch each kernel of a step on its own", const=False),
     _Flag("--context-length", "context_length", "tokens of prompt and answer together"),
     _Flag("--max-running-requests", "max_running_requests", "requests that are computed together"),
     _Flag("--max-total-tokens", "max_total_tokens", "size of the KV cache"),
@@ -65,7 +95,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
                 flag.flag,
                 type=flag.type,
                 choices=flag.choices,
-                metavar=None if flag.choices else "N",
+                metavar=None if flag.choices else flag.metavar,
                 help=flag.help,
             )
     group.add_argument(

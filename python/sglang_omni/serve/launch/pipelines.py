@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sglang_omni import hub
+
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
     from sglang_omni.config.memory import MemoryPlan
@@ -15,20 +17,31 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
 # model_type of a checkpoint's config.json -> the pipeline that serves it, called with model_path.
+_TEXT = "sglang_omni.models.text.config.default_config"
 _PIPELINES = {
-    "llama": _SPEECH_CHAT,
-    "qwen2": _SPEECH_CHAT,
-    "qwen3": _SPEECH_CHAT,
     "qwen3_omni_moe": "sglang_omni.models.qwen3_omni.config.default_config",
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe"), _TEXT),
 }
+# Other language models are known by their architecture's name, which ends so.
+_TEXT_ARCHITECTURES = ("ForCausalLM", "LMHeadModel")
 
 
 class LaunchError(Exception):
     """Why nothing can be served, for the person at the terminal."""
 
 
-def load_pipeline(model_path: str | None, config_file: Path | None) -> PipelineConfig:
+def load_pipeline(
+    model_path: str | None, config_file: Path | None, revision: str | None = None, *, weights: bool = True
+) -> PipelineConfig:
     """The pipeline to serve: a config file's, or the one for a checkpoint.
+
+    A hub's id in place of a directory is downloaded, and ``model_path`` becomes the directory that it is in.
+
+    Args:
+        model_path: A checkpoint's directory, a hub's id, or the bundled model's name.
+        config_file: YAML or JSON.
+        revision: A hub's branch, tag or commit.
+        weights: Whether the weights of a hub's checkpoint are needed, not only what its configs say.
 
     Raises:
         ConfigError: The config breaks a rule.
@@ -40,34 +53,70 @@ def load_pipeline(model_path: str | None, config_file: Path | None) -> PipelineC
     if config_file is not None:
         import_beside(config_file)
         config = load_config(config_file)
-        if model_path is not None:
-            config.model_path = model_path
+        given = model_path or config.model_path
+        if model_path is not None or revision is not None or _is_wanted_from_hub(config):
+            config.model_path = _local(given, revision, weights=weights)
         return config
-    path = model_path or DEFAULT_MODEL
+    given = model_path or DEFAULT_MODEL
+    path = _local(given, revision, weights=weights)
     dotted = _SPEECH_CHAT if path == DEFAULT_MODEL else _pipeline_of(Path(path))
-    return import_string(dotted)(model_path=path)
+    config = import_string(dotted)(model_path=path)
+    if config.name == path:
+        # Requests name a model as the command line does.
+        config.name = given
+    return config
+
+
+def _is_wanted_from_hub(config: PipelineConfig) -> bool:
+    """Whether a config file's ``model_path`` is a hub's id that a stage's factory is given."""
+    from sglang_omni.config.overrides import takers
+
+    try:
+        return hub.is_repo_id(config.model_path) and bool(takers(config, "model_path"))
+    except (ImportError, TypeError):
+        # What is wrong with a factory is said when the whole config is checked.
+        return False
+
+
+def _local(model_path: str, revision: str | None, *, weights: bool) -> str:
+    """``model_path``, or the directory that a hub's id is downloaded to.
+
+    Raises:
+        LaunchError: It cannot be downloaded, or a revision is asked for of something that has none.
+    """
+    if not hub.is_repo_id(model_path):
+        if revision is not None:
+            raise LaunchError(
+                f"--revision {revision!r}: {model_path!r} is no id of the hub, as org/name is; leave it out"
+            )
+        return model_path
+    try:
+        return str(hub.download(model_path, revision, weights=weights))
+    except hub.HubError as exc:
+        raise LaunchError(f"--model-path {model_path}: {exc}") from exc
 
 
 def _pipeline_of(checkpoint: Path) -> str:
     try:
-        kind = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["model_type"]
+        fields = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        kind = fields["model_type"]
     except (FileNotFoundError, NotADirectoryError):
-        fetch = ""
-        if len(checkpoint.parts) == 2 and not checkpoint.is_absolute() and not checkpoint.exists():
-            # Two names, as a model of the hub has; nothing is downloaded here.
-            fetch = f":\n  hf download {checkpoint} --local-dir {checkpoint.name}"
         raise LaunchError(
             f"--model-path {str(checkpoint)!r}: no checkpoint there (no config.json); give the directory of "
-            f"one, or {DEFAULT_MODEL!r}{fetch}"
+            f"one, an id of the hub such as Qwen/Qwen3-8B, or {DEFAULT_MODEL!r}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise LaunchError(f"--model-path {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc
-    if kind not in _PIPELINES:
-        raise LaunchError(
-            f"--model-path {str(checkpoint)!r}: no pipeline for model_type {kind!r}; there is one for "
-            f"{', '.join(_PIPELINES)}; others need a --config"
-        )
-    return _PIPELINES[kind]
+    if kind in _PIPELINES:
+        return _PIPELINES[kind]
+    architectures = fields.get("architectures") or [""]
+    if str(architectures[0]).endswith(_TEXT_ARCHITECTURES):
+        return _TEXT
+    raise LaunchError(
+        f"--model-path {str(checkpoint)!r}: no pipeline for model_type {kind!r}, architecture "
+        f"{architectures[0]!r}; there is one for {', '.join(_PIPELINES)} and for language models, "
+        f"architectures *{' and *'.join(_TEXT_ARCHITECTURES)}; others need a --config"
+    )
 
 
 def check_installed(config: PipelineConfig) -> None:

@@ -52,9 +52,15 @@ class FishCheckpoint(Checkpoint):
     """
 
     def __init__(
-        self, model_path: str | Path, dtype: torch.dtype | None, component: str, *, heads: Heads
+        self,
+        model_path: str | Path,
+        dtype: torch.dtype | None,
+        component: str = "",
+        *,
+        heads: Heads,
+        device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(model_path, dtype, component)
+        super().__init__(model_path, dtype, component, device=device)
         self._heads = heads
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
@@ -139,10 +145,10 @@ class FishS2Checkpoint:
         heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
         return partial(FishCheckpoint, heads=heads)
 
-    def open_fast(self, dtype: torch.dtype) -> FishCheckpoint:
+    def open_fast(self, dtype: torch.dtype, device: str = "cpu") -> FishCheckpoint:
         config = self.fast
         heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
-        return FishCheckpoint(self.path, dtype, FAST, heads=heads)
+        return FishCheckpoint(self.path, dtype, FAST, heads=heads, device=device)
 
 
 def _slow(text: Mapping[str, Any], end: int) -> DecoderConfig:

@@ -12,9 +12,9 @@ from torch.nn.functional import embedding
 from sglang_omni.engines.options import DecoderSpec, WeightNames
 from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackSink, FeedbackWorker
-from sglang_omni.model_runner.sampling import SamplingRow, sample
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FAST, SLOW, FishS2Checkpoint
+from sglang_omni.models.fish_s2_pro.components.draws import draw_codes
 from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
 
 
@@ -46,16 +46,22 @@ class FishDualARStrategy:
         self._code_embed = code_embed
         self._fast_embed = fast_embed
         self._fast = fast
-        self._offsets = torch.arange(groups) * checkpoint.fast.vocab_size
+        self._device = text_embed.device
+        self._offsets = (torch.arange(groups) * checkpoint.fast.vocab_size).to(self._device)
         self._scale = (groups + 1) ** -0.5
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: FishS2Checkpoint, dtype: torch.dtype) -> FishDualARStrategy:
+    def from_checkpoint(
+        cls, checkpoint: FishS2Checkpoint, dtype: torch.dtype, device: str = "cpu"
+    ) -> FishDualARStrategy:
         """
+        Args:
+            device: ``"cpu"`` or ``"cuda:N"``, as the slow decoder's.
+
         Raises:
             FileNotFoundError, ValueError: A tensor is missing, misshapen or unknown.
         """
-        config, reader = checkpoint.fast, checkpoint.open_fast(dtype)
+        config, reader = checkpoint.fast, checkpoint.open_fast(dtype, device)
         size, hidden, groups = config.vocab_size, config.hidden_size, config.num_code_groups
         code_embed = reader.take(f"{FAST}codebook_embeddings.weight", (groups * size, hidden))
         fast_embed = reader.take(f"{FAST}embeddings.weight", (size, hidden))
@@ -65,7 +71,7 @@ class FishDualARStrategy:
             config, reader, FAST.rstrip("."), [fast_embed] * (groups - 2), [head] * (groups - 1)
         )
         reader.finish()
-        slow = checkpoint.open_slow(checkpoint.path, dtype, SLOW)
+        slow = checkpoint.open_slow(checkpoint.path, dtype, SLOW, device=device)
         text_embed = slow.take(
             f"{SLOW}embeddings.weight", (checkpoint.slow.vocab_size, checkpoint.slow.hidden_size)
         )
@@ -83,22 +89,35 @@ class FishDualARStrategy:
         if any(frame is None for frame in frames):
             model.feedback.input_rows.append(self._rows(requests))
         else:
-            model.feedback.input_rows.append(self._frame_rows(torch.stack(cast(list[Tensor], frames))))
+            model.feedback.input_rows.append(self._frame_rows(self._stack(cast(list[Tensor], frames))))
 
     def _rows(self, spans: Sequence[SequenceSpan]) -> Tensor:
         """Input rows of spans that may have text."""
         rows = []
         for span in spans:
-            state, stop = _state(span), span.start + span.num_tokens
-            places = range(span.start, stop)
-            embeds = embedding(torch.tensor([state.token(i) for i in places]), self._text_embed)
-            framed = [i for i in places if state.frame(i) is not None]
+            state = _state(span)
+            places = range(span.start, span.start + span.num_tokens)
+            frames = [state.frame(i) for i in places]
+            # The rows of frames are replaced.
+            tokens = [0 if frames[i - span.start] is not None else state.text_token(i) for i in places]
+            embeds = embedding(self._upload(torch.tensor(tokens)), self._text_embed)
+            framed = [index for index, frame in enumerate(frames) if frame is not None]
             if framed:
-                codes = torch.stack([cast(Tensor, state.frame(i)) for i in framed])
-                index = torch.tensor(framed) - span.start
-                embeds[index] = self._frame_rows(codes)
+                codes = self._stack([frame for frame in frames if frame is not None])
+                embeds.index_copy_(0, self._upload(torch.tensor(framed)), self._frame_rows(codes))
             rows.append(embeds)
         return torch.cat(rows)
+
+    def _stack(self, frames: Sequence[Tensor]) -> Tensor:
+        """(n, G), on the device, of a voice's frames, which are on the host, and then spoken ones."""
+        spoken = next((i for i, frame in enumerate(frames) if frame.device == self._device), len(frames))
+        parts = [self._upload(torch.stack(list(frames[:spoken])))] if spoken else []
+        if spoken < len(frames):
+            parts.append(torch.stack(list(frames[spoken:])))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _upload(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self._device, non_blocking=True)
 
     def extract_output(
         self,
@@ -113,12 +132,19 @@ class FishDualARStrategy:
         if not speaking:
             return
         states = [_state(requests[index]) for index in speaking]
-        first = torch.tensor([tokens[index] for index in speaking]) - self._start
+        first = self._upload(torch.tensor([tokens[index] - self._start for index in speaking]))
         if len(speaking) < len(requests):
-            hidden = hidden[speaking]
-        codes = self._fast.predict(hidden, first, embedding(first, self._fast_embed), _choose_with(states))
+            hidden = hidden.index_select(0, self._upload(torch.tensor(speaking)))
+        codes = self._fast.predict(hidden, first, embedding(first, self._fast_embed), self._choose(states))
         for index, frame in zip(speaking, codes.unbind(), strict=True):
             outbox.put(requests[index], frame)
+
+    def _choose(self, states: Sequence[DualARState]) -> Choose | None:
+        """Chooses each frame's other codes with the sampling parameters of its first code."""
+        if all(state.sampling.temperature == 0.0 for state in states):
+            return None
+        uniforms = [[state.draw() for _ in range(1, len(self._offsets))] for state in states]
+        return draw_codes([state.sampling for state in states], uniforms, self._device)
 
     def _frame_rows(self, codes: Tensor) -> Tensor:
         """Input rows (n, hidden size) of frames (n, G)."""
@@ -143,18 +169,6 @@ def dual_ar_decoder(checkpoint: FishS2Checkpoint, strategy: FishDualARStrategy) 
         suppress_token_ids=tuple(i for i in range(checkpoint.slow.vocab_size) if i not in spoken),
         open_checkpoint=checkpoint.open_slow,
     )
-
-
-def _choose_with(states: Sequence[DualARState]) -> Choose | None:
-    """Chooses each frame's other codes with the sampling parameters of its first code."""
-    if all(state.sampling.temperature == 0.0 for state in states):
-        return None
-
-    def choose(logits: Tensor, group: int) -> Tensor:
-        rows = [SamplingRow(state.sampling, state.draw()) for state in states]
-        return sample(logits.float(), rows)
-
-    return choose
 
 
 def _state(span: SequenceSpan) -> DualARState:

@@ -15,7 +15,6 @@ class DualARState:
     Args:
         prompt_token_ids: Text tokens; a frame's token stands for its first code.
         prompt_frames: (G,) int64 codes by their index in the prompt.
-        semantic_start: Token that stands for a first code of 0.
 
     Attributes:
         frames: (G,) int64 codes of each spoken frame.
@@ -27,7 +26,6 @@ class DualARState:
         prompt_token_ids: Sequence[int],
         sampling: RequestSampling,
         *,
-        semantic_start: int,
         prompt_frames: Mapping[int, Tensor] | None = None,
     ) -> None:
         self.sampling = sampling
@@ -35,15 +33,13 @@ class DualARState:
         self.generator: random.Random | None = None
         self._prompt = prompt_token_ids
         self._prompt_frames = prompt_frames or {}
-        self._semantic_start = semantic_start
 
     def is_ready(self, num_tokens: int) -> bool:
         return True
 
-    def token(self, place: int) -> int:
-        """The token at index ``place`` of the sequence."""
-        frame = self.frame(place)
-        return self._prompt[place] if frame is None else int(frame[0]) + self._semantic_start
+    def text_token(self, place: int) -> int:
+        """The token at index ``place`` of the prompt."""
+        return self._prompt[place]
 
     def frame(self, place: int) -> Tensor | None:
         """The frame at index ``place`` of the sequence; None for text."""

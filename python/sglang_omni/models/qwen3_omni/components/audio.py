@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional as F
 
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.model_runner.loader import load_component
+from sglang_omni.models.qwen3_omni.components.packed_attention import load_varlen, segments
 from sglang_omni.models.qwen3_omni.payloads import AudioInput
 from sglang_omni.models.qwen3_omni.positions import convolved
 
@@ -33,17 +35,22 @@ class AudioEncoder:
             config: ``audio_config`` of ``thinker_config``.
         """
         from sglang_omni.models.qwen3_omni.components.reference import (
+            PACKED_ATTENTION,
             Qwen3OmniMoeAudioEncoder,
             Qwen3OmniMoeAudioEncoderConfig,
         )
 
+        settings = {**config, "attn_implementation": PACKED_ATTENTION}
+
         def build() -> Qwen3OmniMoeAudioEncoder:
-            return Qwen3OmniMoeAudioEncoder(Qwen3OmniMoeAudioEncoderConfig(**config))
+            return Qwen3OmniMoeAudioEncoder(Qwen3OmniMoeAudioEncoderConfig(**settings))
 
         self._model = load_component(model_path, _PREFIX, build, dtype, device)
         self._dtype = dtype
         self._device = device
         self._piece = 2 * self._model.n_window
+        heads, hidden = self._model.config.encoder_attention_heads, self._model.config.d_model
+        self._varlen = load_varlen(device, dtype, heads, hidden // heads)
 
     def info(self, item: AudioInput) -> ItemInfo:
         return ItemInfo(item["key"], cost=item["input_features"].shape[1], group=item["window_frames"])
@@ -51,23 +58,23 @@ class AudioEncoder:
     @torch.inference_mode()
     def encode(self, items: Sequence[AudioInput]) -> list[ItemOutput]:
         window = items[0]["window_frames"]
-        pieces, lengths = [], []
-        for item in items:
-            for piece in item["input_features"].split(self._piece, dim=1):
-                lengths.append(piece.shape[1])
-                pieces.append(F.pad(piece, (0, window - piece.shape[1])))
-        frames = torch.tensor([item["input_features"].shape[1] for item in items], device=self._device)
-        chunks = torch.tensor(lengths, device=self._device)
+        clips = [item["input_features"].split(self._piece, dim=1) for item in items]
+        pieces = [piece for clip in clips for piece in clip]
+        lengths = [piece.shape[1] for piece in pieces]
+        padded = torch.stack([F.pad(piece, (0, window - piece.shape[1])) for piece in pieces])
         # Rows of each piece that are not padding.
-        rows = torch.arange(convolved(window), device=self._device) < convolved(chunks).unsqueeze(1)
-        output = self._model(
-            feature_lens=frames,
-            padded_feature=torch.stack(pieces).to(self._device, self._dtype),
-            chunk_lengths=chunks,
-            valid_indices=rows.flatten().nonzero().squeeze(1),
-        )
-        counts = [
-            sum(convolved(piece.shape[1]) for piece in item["input_features"].split(self._piece, dim=1))
-            for item in items
-        ]
-        return [(part.clone(),) for part in output.last_hidden_state.split(counts)]
+        rows = np.arange(convolved(window)) < np.array([[convolved(length)] for length in lengths])
+        counts = [sum(convolved(piece.shape[1]) for piece in clip) for clip in clips]
+        reach = convolved(max(lengths)) * (self._model.n_window_infer // self._piece)
+        attended = [min(reach, count - start) for count in counts for start in range(0, count, reach)]
+        with segments(attended, self._device, self._varlen) as cu_seqlens:
+            output = self._model(
+                feature_lens=torch.tensor([item["input_features"].shape[1] for item in items]),
+                padded_feature=padded.to(self._device).to(self._dtype),
+                chunk_lengths=torch.tensor(lengths),
+                valid_indices=torch.from_numpy(np.flatnonzero(rows)).to(self._device),
+                cu_seqlens=cu_seqlens,
+            )
+        hidden = output.last_hidden_state
+        # Copies, because a cached item must not keep the whole batch.
+        return [(hidden,)] if len(items) == 1 else [(part.clone(),) for part in hidden.split(counts)]

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
-from sglang_omni.model_runner.code_predictor import Choose, PredictorConfig
+from sglang_omni.model_runner.code_predictor import Choose, CodePredictor, PredictorConfig
+from sglang_omni.model_runner.cuda_graphs import GraphedStep, batch_size_for, recorder_for
 
 # transformers' sampling of residual codes if first codes are sampled; no request can change it.
 TOP_K = 50
@@ -45,6 +47,52 @@ def predictor_config(fields: Mapping[str, Any], num_code_groups: int) -> Predict
         num_code_groups=num_code_groups,
         qk_norm=True,
     )
+
+
+class FramePredictor:
+    """Completes frames from their first codes; on a GPU by one replay of a CUDA graph for a whole frame.
+
+    Args:
+        predictor: Chooses the residual codes.
+        embed: (rows, hidden_size), whose first rows are the embeddings of first codes.
+    """
+
+    def __init__(self, predictor: CodePredictor, embed: Tensor) -> None:
+        self._predictor = predictor
+        self._embed = embed
+        self._likeliest = GraphedStep("the code predictor", embed.device, self._complete)
+        self._drawn = GraphedStep("the code predictor, with draws,", embed.device, self._complete)
+
+    def record_graphs(self, max_frames: int, *, cuda_graph: bool) -> None:
+        """Records CUDA graphs for up to ``max_frames`` frames at once, if the weights are on a GPU."""
+        recorder = recorder_for(self._embed.device, cuda_graph=cuda_graph)
+        if recorder is None:
+            return
+        count, groups = batch_size_for(max_frames), self._predictor.config.num_code_groups
+        with torch.inference_mode(False), torch.no_grad():
+            hidden = self._embed[:1].repeat(count, 1)
+            given = hidden.new_zeros(count, groups, dtype=torch.float32)
+            if self._likeliest.record(recorder, (hidden, given[:, :1].clone())):
+                self._drawn.record(recorder, (hidden, given))
+
+    def __call__(self, hidden: Tensor, given: Tensor) -> Tensor:
+        """
+        Args:
+            hidden: (B, hidden_size), the talker's output from which each first code was chosen.
+            given: (B, 1) float32, the first codes; or (B, G), behind them the random numbers of
+                ``draw_with``. May be on the host: it goes to the GPU in one copy.
+
+        Returns:
+            (B, G) int64 codes.
+        """
+        step = self._likeliest if given.shape[1] == 1 else self._drawn
+        return step(hidden, given)[0]
+
+    def _complete(self, hidden: Tensor, given: Tensor) -> tuple[Tensor]:
+        # Codes are far below 2 ** 24, up to which float32 has every whole number.
+        first, uniforms = given[:, 0].long(), given[:, 1:]
+        choose = draw_with(uniforms) if uniforms.shape[1] else None
+        return (self._predictor.predict(hidden, first, embedding(first, self._embed), choose),)
 
 
 def draw_with(uniforms: Tensor) -> Choose:

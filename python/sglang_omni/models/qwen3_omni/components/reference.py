@@ -1,4 +1,4 @@
-"""transformers' modules of Qwen3-Omni that are used here: encoders and codec.
+"""transformers' modules of Qwen3-Omni that are used here, and what its encoders compute beforehand.
 
 transformers does not document their insides, and its minor versions change them. Only this file imports them.
 They were tried with transformers 5.16 to 5.23: before, the audio encoder takes no padded pieces, or the video
@@ -7,6 +7,7 @@ processor has no ``cap_pixels_per_frame``.
 
 from __future__ import annotations
 
+from transformers import AttentionInterface
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeAudioEncoderConfig,
     Qwen3OmniMoeCode2WavConfig,
@@ -21,8 +22,19 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeConvNeXtBlock,
     Qwen3OmniMoeVisionEncoder,
 )
+from transformers.vision_utils import (
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+)
+
+from sglang_omni.models.qwen3_omni.components.packed_attention import packed_attention
+
+# The encoders' ``attn_implementation``. With "flash" in the name, transformers would look for a package.
+PACKED_ATTENTION = "sglang_omni_packed"
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 
 __all__ = [
+    "PACKED_ATTENTION",
     "Qwen3OmniMoeAudioEncoder",
     "Qwen3OmniMoeAudioEncoderConfig",
     "Qwen3OmniMoeCausalConvNet",
@@ -33,4 +45,6 @@ __all__ = [
     "Qwen3OmniMoeConvNeXtBlock",
     "Qwen3OmniMoeVisionEncoder",
     "Qwen3OmniMoeVisionEncoderConfig",
+    "get_vision_interpolation_indices_and_weights",
+    "get_vision_position_ids",
 ]

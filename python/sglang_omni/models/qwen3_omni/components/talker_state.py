@@ -25,7 +25,7 @@ class TalkerState:
             codes, because equal generators would repeat draws.
         media_hidden: (M, thinker hidden size), the thinker's hidden states of all placeholders of its prompt;
             needed if the user's turns have media.
-        frames: (G,) int64 codes of each frame, on the CPU; G is the number of code groups.
+        frames: (G,) int64 codes of each frame, on the talker's device; G is the number of code groups.
         text_rows: (talker hidden size,) each, the projected text used so far.
     """
 

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
-from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
+from sglang_omni.model_runner.code_predictor import CodePredictor
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackSink, FeedbackWorker
+from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.components.code_predictor import draw_with, predictor_config
+from sglang_omni.models.qwen3_omni.components.code_predictor import FramePredictor, predictor_config
 from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
 
 
@@ -65,6 +66,7 @@ class Qwen3TalkerStrategy:
         self, weights: TalkerWeights, offsets: Tensor, *, eos_id: int, tts_eos_id: int, tts_pad_id: int
     ) -> None:
         self._weights = weights
+        self._frames = FramePredictor(weights.predictor, weights.embed)
         self._offsets = offsets
         self._eos_id = eos_id
         self._after_text = self._project_text(torch.tensor([tts_eos_id, tts_pad_id])).unbind()
@@ -93,7 +95,7 @@ class Qwen3TalkerStrategy:
                 f"{hidden}: they read the same rows, and must be equal"
             )
         sizes = [talker.vocab_size, *[config.vocab_size] * (config.num_code_groups - 1)]
-        offsets = torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)
+        offsets = torch.tensor([0, *sizes[:-1]]).cumsum(0).to(device)
         reader = Checkpoint(checkpoint.path, dtype, "talker.code_predictor.", device=device)
         names = [
             "talker.model.codec_embedding.weight",
@@ -130,6 +132,13 @@ class Qwen3TalkerStrategy:
         return cls(
             weights, offsets, eos_id=talker.codec.eos, tts_eos_id=tokens.tts_eos, tts_pad_id=tokens.tts_pad
         )
+
+    def record_graphs(self, max_running_requests: int, *, cuda_graph: bool = True) -> None:
+        """On a GPU, records the CUDA graphs of frames of up to ``max_running_requests`` requests at once.
+
+        Called before the first request. If they cannot be recorded, a warning says why, and all goes on.
+        """
+        self._frames.record_graphs(max_running_requests, cuda_graph=cuda_graph)
 
     def prefill_forward(
         self, tp_worker: FeedbackWorker, forward_batch: Any, requests: Sequence[SequenceSpan]
@@ -176,25 +185,27 @@ class Qwen3TalkerStrategy:
         if not speaking:
             return
         states = [_state(requests[index]) for index in speaking]
-        first = torch.tensor([tokens[index] for index in speaking], device=hidden.device)
-        if len(speaking) < len(requests):
-            hidden = hidden[speaking]
-        weights = self._weights
-        codes = weights.predictor.predict(
-            hidden, first, embedding(first, weights.embed), self._choose(states)
+        given = torch.tensor(
+            [
+                [float(tokens[index]), *draws]
+                for index, draws in zip(speaking, self._draws(states), strict=True)
+            ]
         )
-        for index, frame in zip(speaking, codes.cpu().unbind(), strict=True):
+        if len(speaking) < len(requests):
+            hidden = hidden.index_select(0, to_device(torch.tensor(speaking), hidden.device))
+        # The frames stay where they are: for the next rows, and for the stage's stream.
+        for index, frame in zip(speaking, self._frames(hidden, given).unbind(), strict=True):
             outbox.put(requests[index], frame)
 
-    def _choose(self, states: Sequence[TalkerState]) -> Choose | None:
+    def _draws(self, states: Sequence[TalkerState]) -> list[list[float]]:
+        """The random numbers of each frame's residual codes; none if all take the likeliest codes."""
         if all(state.generator is None for state in states):
-            return None
+            return [[] for _ in states]
         count = len(self._offsets) - 1
-        uniforms = [
+        return [
             [-1.0 if state.generator is None else state.generator.random() for _ in range(count)]
             for state in states
         ]
-        return draw_with(torch.tensor(uniforms, device=self._offsets.device))
 
     def _prompt_rows(self, state: TalkerState, start: int, stop: int) -> Tensor:
         prompt = state.prompt
@@ -204,20 +215,23 @@ class Qwen3TalkerStrategy:
         rows = self._project_text(ids)
         inside = (prompt.media_rows >= start) & (prompt.media_rows < stop)
         if state.media_hidden is not None and bool(inside.any()):
-            heard = state.media_hidden[prompt.media_index[inside]].to(rows)
-            rows[prompt.media_rows[inside] - start] = self._weights.hidden_projection(heard)
+            heard = state.media_hidden
+            heard = heard.index_select(0, to_device(prompt.media_index[inside], heard.device))
+            heard = to_device(heard, rows.device).to(rows.dtype)
+            places = to_device(prompt.media_rows[inside] - start, rows.device)
+            rows.index_copy_(0, places, self._weights.hidden_projection(heard))
         # The last rows also carry the talker's instructions and its speaker.
         told = prompt.num_rows - len(prompt.codec_ids)
         first = max(start, told)
         if first < stop:
-            codec_ids = prompt.codec_ids[first - told : stop - told].to(rows.device)
+            codec_ids = to_device(prompt.codec_ids[first - told : stop - told], rows.device)
             rows[first - start :] += embedding(codec_ids, self._weights.embed)
         return rows
 
     def _frame_rows(self, places: Sequence[tuple[TalkerState, int]]) -> Tensor:
         """Input rows (len(places), hidden size) of the frames at ``places``, each with its text."""
         codes = torch.stack([state.frames[index] for state, index in places])
-        rows = embedding(codes.to(self._offsets) + self._offsets, self._weights.embed).sum(dim=1)
+        rows = embedding(codes + self._offsets, self._weights.embed).sum(dim=1)
         return rows + torch.stack([self._text_row(state, index + 1) for state, index in places])
 
     def _text_row(self, state: TalkerState, index: int) -> Tensor:
@@ -232,8 +246,9 @@ class Qwen3TalkerStrategy:
         return state.text_rows[index]
 
     def _project_text(self, ids: Tensor) -> Tensor:
-        weights = self._weights.text_projection
-        return weights(embedding(ids, self._weights.thinker_embed).to(weights.fc1))
+        projection = self._weights.text_projection
+        rows = to_device(embedding(ids, self._weights.thinker_embed), projection.fc1.device)
+        return projection(rows.to(projection.fc1.dtype))
 
 
 def _state(span: SequenceSpan) -> TalkerState:

@@ -29,6 +29,7 @@ from sglang_omni.pipeline.processes.hosts.messages import (
 )
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
+from sglang_omni.pipeline.processes.mps import MpsMode
 from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.keys import RunKeys
 
@@ -55,6 +56,7 @@ class HostsLauncher:
         host_timeout: Seconds of silence after which a host is given up, and gives up its coordinator.
         join_timeout: Seconds in which all hosts must have joined at the start.
         key_file: The key's file, for the command in the log that lets a host join.
+        mps: As of ``LocalLauncher``, for the processes of this host.
 
     Raises:
         ValueError: This machine has no such address, there is no such port, or the timeout is too short.
@@ -69,6 +71,7 @@ class HostsLauncher:
         host_timeout: float = 10.0,
         join_timeout: float = 600.0,
         key_file: str | Path = "KEYFILE",
+        mps: MpsMode = "auto",
     ) -> None:
         require_own_address(address)
         if not 0 <= port < 2**16:
@@ -85,7 +88,7 @@ class HostsLauncher:
         self._port = port
         self._key = key
         self._key_file = key_file
-        self._local = LocalLauncher()
+        self._local = LocalLauncher(mps)
         self._socket: RouterSocket | None = None
         self._members: dict[str, HostMember] = {}
         self._welcome: WelcomeMessage | None = None
@@ -122,6 +125,7 @@ class HostsLauncher:
             TimeoutError: Some host has not joined in time.
             ConfigError: The config cannot be sent to another host.
         """
+        await self._local.start([spec for spec in specs if spec.node is None])
         nodes = dict.fromkeys(spec.node for spec in specs if spec.node is not None)
         self._members = {node: HostMember(node) for node in nodes}
         if not nodes:
@@ -186,6 +190,7 @@ class HostsLauncher:
                     self._socket.send(member.session, GoodbyeMessage(reason="it is over"))
             self._socket.close()
             self._socket = None
+        await self._local.close()
 
     # --- messages of hosts ----------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import is_placeholder
 from sglang_omni.config.plan import PipelinePlan, with_placeholder_nodes
+from sglang_omni.pipeline.processes.environment import ONE_DEVICE, UNEQUAL_MEMORY
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.ray.actor import Arrival, StageActor
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, demand_of, describe_shortage, most_cpus
@@ -315,8 +316,10 @@ def _node_of(spec: ProcessSpec) -> str:
 def _environment(spec: ProcessSpec) -> dict[str, str]:
     """The variables of the actor's process: the pipeline's defaults, but this process's values of them."""
     environment = {name: os.environ.get(name, value) for name, value in spec.config.env_defaults.items()}
+    if any(stage.gpu_id is not None for stage in spec.stages):
+        environment |= ONE_DEVICE
     if spec.stages[0].tp_size > 1:
-        environment["SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"] = "true"
+        environment |= {name: os.environ.get(name, value) for name, value in UNEQUAL_MEMORY.items()}
     return environment
 
 

@@ -1,0 +1,331 @@
+"""``sgl-omni doctor``: what this machine has and lacks, a line for each fact, with what mends it."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import combinations
+
+from sglang_omni import diagnosis
+from sglang_omni.diagnosis import Finding, version_of
+from sglang_omni.gpus import Gpu, visible_gpus
+from sglang_omni.packages import DISTRIBUTION, install_line
+
+# Extra -> the package that it adds.
+_EXTRAS = {"nixl": "nixl", "mooncake": "mooncake-transfer-engine-non-cuda", "ray": "ray"}
+_IMPORT_TIMEOUT_S = 300.0
+_WANTED_FILES = 65_536
+_WANTED_SHM_BYTES = 1 << 30
+# NVML_P2P_CAPS_INDEX_NVLINK and NVML_P2P_STATUS_OK of nvml.h.
+_NVLINK = 2
+_P2P_OK = 0
+
+_MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
+
+_TORCH_PROBE = """
+import json, torch
+found = {"version": torch.__version__, "cuda": torch.version.cuda, "available": torch.cuda.is_available()}
+found["archs"] = torch.cuda.get_arch_list()
+try:
+    torch.cuda.init()
+except Exception as error:
+    found["error"] = str(error).partition("\\n")[0]
+print(json.dumps(found))
+"""
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni doctor") -> int:
+    """Prints the findings. Returns 1 if something is wrong, else 0."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Say what this machine has and lacks to serve models; exit status 1 if something fails.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
+    args = parser.parse_args(argv)
+    findings = examine()
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            print(f"{_MARKS[finding.status]}  {finding.name}: {finding.text}")
+            if finding.mend:
+                print(f"      -> {finding.mend}")
+    return 1 if any(finding.status == "fail" for finding in findings) else 0
+
+
+def examine() -> list[Finding]:
+    """All findings of this machine and environment. Imports torch and SGLang's kernels in other processes."""
+    gpus = visible_gpus()
+    checks: list[Callable[[], list[Finding]]] = [
+        _python,
+        _packages,
+        diagnosis.driver_findings,
+        lambda: _gpus(gpus),
+        lambda: _torch(gpus),
+        lambda: _sglang(gpus),
+        lambda: _mps(gpus),
+        lambda: _limits(gpus),
+        _shared_memory,
+        _extras,
+    ]
+    findings: list[Finding] = []
+    for check in checks:
+        findings += check()
+    return findings
+
+
+def _python() -> list[Finding]:
+    text = f"{platform.python_version()} ({sys.executable}), {platform.platform()}"
+    return [Finding("ok", "python", text)]
+
+
+def _packages() -> list[Finding]:
+    """This package, and whether the packages that it needs are in the ranges that it was made for."""
+    version = version_of(DISTRIBUTION)
+    if version is None:
+        return [Finding("warn", DISTRIBUTION, "not installed, only on the path of Python", "make wheel")]
+    found = [Finding("ok", DISTRIBUTION, version)]
+    for name in ("transformers", "tokenizers", "safetensors"):
+        wanted = _range_of(name)
+        installed = version_of(name)
+        if installed is None:
+            found.append(Finding("fail", name, "not installed", install_line("serve")))
+        elif wanted and not _is_in(installed, wanted):
+            found.append(
+                Finding("fail", name, f"{installed} is not in {wanted}", f"pip install '{name}{wanted}'")
+            )
+        else:
+            found.append(Finding("ok", name, f"{installed} (of {wanted})" if wanted else installed))
+    return found
+
+
+def _range_of(name: str) -> str:
+    """The range of versions that this package requires, such as ``">=5.16,<6"``."""
+    for line in importlib.metadata.requires(DISTRIBUTION) or ():
+        match = re.match(rf"{re.escape(name)}\s*\(?([<>=!~][^;)]*)", line)
+        if match:
+            return match[1].replace(" ", "")
+    return ""
+
+
+def _is_in(version: str, wanted: str) -> bool:
+    """Of bounds like ``>=5.16`` and ``<6``, which are all that this package has."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
+
+    have = numbers(version)
+    return all(
+        have >= numbers(bound) if bound.startswith(">=") else have < numbers(bound)
+        for bound in wanted.split(",")
+        if bound.startswith((">=", "<"))
+    )
+
+
+def _gpus(gpus: Sequence[Gpu]) -> list[Finding]:
+    found = [
+        Finding(
+            "ok",
+            f"GPU {gpu.index}",
+            f"{gpu.name}, {gpu.total_bytes / 2**30:.0f} GiB, compute capability "
+            f"{gpu.capability[0]}.{gpu.capability[1]}, {gpu.uuid}",
+        )
+        for gpu in gpus
+    ]
+    found += diagnosis.capability_findings(gpus)
+    if len(gpus) > 1:
+        pairs = nvlink_pairs([gpu.uuid for gpu in gpus])
+        if pairs is None:
+            text = "unknown: NVML does not tell"
+        else:
+            text = ", ".join(f"{a}-{b}" for a, b in pairs) or "none: --tp-size copies through PCIe"
+        found.append(Finding("ok", "NVLink", text))
+    return found
+
+
+def nvlink_pairs(uuids: Sequence[str]) -> list[tuple[int, int]] | None:
+    """The pairs of GPUs that NVLink connects, by their places in ``uuids``; None if NVML cannot tell."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        if nvml.nvmlInit_v2() != 0:
+            return None
+        handles = [ctypes.c_void_p() for _ in uuids]
+        for uuid, handle in zip(uuids, handles, strict=True):
+            if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
+                return None
+        linked = []
+        for one, other in combinations(range(len(uuids)), 2):
+            status = ctypes.c_int(-1)
+            failed = nvml.nvmlDeviceGetP2PStatus(
+                handles[one], handles[other], ctypes.c_int(_NVLINK), ctypes.byref(status)
+            )
+            if not failed and status.value == _P2P_OK:
+                linked.append((one, other))
+        return linked
+    except (OSError, AttributeError):
+        # No NVML, or one without these functions.
+        return None
+
+
+def _torch(gpus: Sequence[Gpu]) -> list[Finding]:
+    if not gpus:
+        built_for = diagnosis.torch_cuda_version()
+        if version_of("torch") is None:
+            return diagnosis.torch_findings()
+        cuda = "for CPUs" if built_for is None else f"for CUDA {built_for[0]}.{built_for[1]}"
+        return [Finding("ok", "torch", f"{version_of('torch')}, built {cuda}")]
+    if wrong := diagnosis.torch_findings():
+        return wrong
+    told = _run(_TORCH_PROBE)
+    if isinstance(told, Finding):
+        return [told]
+    state = json.loads(told)
+    text = f"{state['version']}, built for CUDA {state['cuda']} and {' '.join(state['archs'])}"
+    if not state["available"] or "error" in state:
+        reason = state.get("error", "torch.cuda.is_available() is False")
+        return [
+            Finding("fail", "torch", f"{text}; it cannot use the GPUs: {reason}", "see the driver's line")
+        ]
+    unknown = [gpu for gpu in gpus if not _has_kernels(gpu.capability, state["archs"])]
+    return [Finding("ok", "torch", text)] + [
+        Finding(
+            "fail",
+            f"GPU {gpu.index}",
+            f"torch has no kernels for compute capability {gpu.capability[0]}.{gpu.capability[1]}",
+            "install a newer torch, or leave the GPU out with CUDA_VISIBLE_DEVICES",
+        )
+        for gpu in unknown
+    ]
+
+
+def _has_kernels(capability: tuple[int, int], archs: Sequence[str]) -> bool:
+    """True if kernels for one of ``archs`` run: of the same major version, and no newer minor one."""
+    found = [match for arch in archs if (match := re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", arch))]
+    return any(
+        (int(match[2]), int(match[3])) <= capability
+        and (match[1] == "compute" or int(match[2]) == capability[0])
+        for match in found
+    )
+
+
+def _sglang(gpus: Sequence[Gpu]) -> list[Finding]:
+    version = version_of("sglang")
+    if not gpus:
+        text = "not installed, and not needed without a GPU" if version is None else version
+        return [Finding("ok", "sglang", text)]
+    findings = diagnosis.sglang_findings(gpus)
+    if version is None:
+        return findings
+    found = [Finding("ok", "sglang", version), *findings]
+    if any(finding.name == "sglang-kernel" and finding.status == "fail" for finding in findings):
+        return found
+    told = _run("import torch, sgl_kernel; print(sgl_kernel.__file__)")
+    if isinstance(told, Finding):
+        return [*found, Finding("fail", "sgl_kernel", told.text, diagnosis.kernels_install_line())]
+    return [*found, Finding("ok", "sgl_kernel", f"loads, from {told.strip()}")]
+
+
+def _mps(gpus: Sequence[Gpu]) -> list[Finding]:
+    if not gpus:
+        return []
+    program = shutil.which("nvidia-cuda-mps-control")
+    if program is None:
+        return [
+            Finding(
+                "warn",
+                "MPS",
+                "nvidia-cuda-mps-control is not installed: processes that share a GPU take turns",
+                "install the driver's compute utilities (Ubuntu: apt-get install nvidia-compute-utils-580)",
+            )
+        ]
+    return [Finding("ok", "MPS", program)]
+
+
+def _limits(gpus: Sequence[Gpu]) -> list[Finding]:
+    locked, files = (
+        resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_NOFILE)
+    )
+    unlimited = resource.RLIM_INFINITY
+    found = []
+    text = "unlimited" if locked == unlimited else f"{locked >> 10} KiB"
+    if gpus and locked != unlimited:
+        found.append(
+            Finding(
+                "warn",
+                "locked memory (ulimit -l)",
+                f"{text}: copies between shared memory and a GPU take a detour",
+                "ulimit -l unlimited; in a container --ulimit memlock=-1",
+            )
+        )
+    else:
+        found.append(Finding("ok", "locked memory (ulimit -l)", text))
+    if files != unlimited and files < _WANTED_FILES:
+        found.append(
+            Finding(
+                "warn",
+                "open files (ulimit -n)",
+                f"{files}: so many connections and sockets of stages at most",
+                f"ulimit -Hn {_WANTED_FILES}; in a container --ulimit nofile={_WANTED_FILES}",
+            )
+        )
+    else:
+        found.append(
+            Finding("ok", "open files (ulimit -n)", "unlimited" if files == unlimited else str(files))
+        )
+    return found
+
+
+def _shared_memory() -> list[Finding]:
+    try:
+        space = os.statvfs("/dev/shm")
+    except OSError as error:
+        return [Finding("warn", "/dev/shm", str(error), "mount -t tmpfs tmpfs /dev/shm")]
+    total, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+    text = f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free"
+    if total < _WANTED_SHM_BYTES:
+        return [
+            Finding(
+                "warn",
+                "/dev/shm",
+                f"{text}: NCCL needs more for --tp-size",
+                "in a container --shm-size 16g, or --ipc=host",
+            )
+        ]
+    return [Finding("ok", "/dev/shm", text)]
+
+
+def _extras() -> list[Finding]:
+    return [
+        Finding("ok", f"extra {extra!r}", version_of(package) or f"not installed ({install_line(extra)})")
+        for extra, package in _EXTRAS.items()
+    ]
+
+
+def _run(code: str) -> str | Finding:
+    """What a program prints in a Python of its own; a Finding with the last line of its error if it fails."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=_IMPORT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("fail", "torch", f"its import takes longer than {_IMPORT_TIMEOUT_S:.0f} s")
+    if done.returncode == 0:
+        return done.stdout
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return Finding("fail", "torch", lines[-1], install_line("serve"))

@@ -1,0 +1,22 @@
+"""Copies from the host to a GPU that nothing waits for."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; the copy from a host to a GPU is queued, and the host goes on.
+
+    From pageable memory the host would wait for the copy, and so for everything queued before it.
+    """
+    return pinned(tensor, device).to(device, non_blocking=True)
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` in memory from which ``device`` can copy by itself.
+
+    torch does not use that memory again until the copies that it has queued from it are done.
+    """
+    return tensor.pin_memory() if tensor.device.type == "cpu" and device.type == "cuda" else tensor

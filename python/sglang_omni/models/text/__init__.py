@@ -1,0 +1,1 @@
+"""Language models: text in, text out, from any checkpoint that an engine has a class for."""

@@ -1,0 +1,63 @@
+"""The pipeline of a language model: its stages and their processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.gpus import visible_gpus
+from sglang_omni.models.text.request_params import REQUEST_PARAMS
+from sglang_omni.preprocessing.request_params import RequestParams
+
+_PACKAGE = "sglang_omni.models.text"
+
+
+def text_stages() -> list[StageConfig]:
+    """Two stages in two processes: tokenizing takes nothing from the thread that steps the engine."""
+    return [
+        StageConfig(
+            name="preprocess", factory=f"{_PACKAGE}.stages.create_preprocess", process="io", next="thinker"
+        ),
+        StageConfig(
+            name="thinker", factory=f"{_PACKAGE}.stages.create_thinker", process="thinker", terminal=True
+        ),
+    ]
+
+
+class TextPipelineConfig(PipelineConfig):
+    """Text in, text out. ``model_path`` is the directory of a checkpoint in the hub's layout.
+
+    The name, which requests give the model, is ``model_path`` by default.
+    """
+
+    # The server refuses everything else with a 400.
+    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion")
+    input_modalities: ClassVar[tuple[str, ...]] = ("text",)
+    output_modalities: ClassVar[tuple[str, ...]] = ("text",)
+    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
+
+    stages: list[StageConfig] = Field(default_factory=text_stages)
+    entry_stage: str | None = "preprocess"
+    # Several processes share few cores: idle threads must sleep instead of spinning.
+    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    def decoder_fields(self, stage: str) -> dict[str, Any] | None:
+        """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""
+        if stage != "thinker":
+            return None
+        fields: dict[str, Any] = json.loads(
+            (Path(self.model_path) / "config.json").read_text(encoding="utf-8")
+        )
+        return fields
+
+
+def default_config(model_path: str) -> PipelineConfig:
+    """The pipeline for a checkpoint, on the first GPU if there is one."""
+    config = TextPipelineConfig(model_path=model_path)
+    if visible_gpus():
+        config.stage("thinker").gpu = 0
+    return config

@@ -1,0 +1,198 @@
+"""The stage factories of a language model; each runs, and loads its model, in its stage's process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
+
+if TYPE_CHECKING:
+    from sglang_omni.engines.base import Engine
+    from sglang_omni.engines.options import DtypeChoice, EngineKind
+    from sglang_omni.engines.request import EngineRequest
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+# By device: requests at once, tokens of a step. A GPU computes many for little more time than one.
+_CPU_SIZES, _GPU_SIZES = (16, 512), (64, 8192)
+_CPU_KV_TOKENS = 16_384
+
+
+def create_preprocess(model_path: str, *, context_length: int | None = None) -> SimpleScheduler:
+    """The stage from messages or a prompt to token ids.
+
+    Args:
+        model_path: Directory of a checkpoint, for its tokenizer and chat template.
+        context_length: A shorter context than the checkpoint's.
+    """
+    from sglang_omni.models.text.preprocess import TextPreprocessor
+    from sglang_omni.preprocessing.text import PromptEncoder
+
+    prompts = PromptEncoder(model_path, context_length=context_length)
+    # Tokenizing releases the interpreter's lock: a long request does not delay a short one.
+    return SimpleScheduler(TextPreprocessor(prompts), max_concurrency=4, sees_abort=True)
+
+
+def create_thinker(
+    model_path: str,
+    *,
+    engine: EngineKind | None = None,
+    dtype: DtypeChoice | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    attention_backend: str | None = None,
+    cuda_graph: bool = True,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    max_running_requests: int | None = None,
+    max_total_tokens: int | None = None,
+    chunked_prefill_size: int | None = None,
+    context_length: int | None = None,
+    prefix_cache: bool = True,
+    mem_fraction_static: float | None = None,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    nccl_port: int | None = None,
+) -> OmniScheduler:
+    """The stage from token ids to the answer, in text pieces while it is written.
+
+    Args:
+        model_path: Directory of a checkpoint.
+        engine: ``"sglang"``, the default on a GPU and for models that only SGLang knows, or ``"omni"``.
+        dtype: ``"auto"``, as None, is float32 on a CPU, and on a GPU the checkpoint's own 16 bits.
+        quantization: SGLang's name; None for the one that the checkpoint names, if any.
+        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
+        attention_backend: SGLang's name; None for its choice by the GPU.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: CPU threads; by default half of the cores, which leaves the rest to other processes.
+        max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
+        max_total_tokens: Size of their common KV cache; by default 16,384 on a CPU, and on a GPU as many as
+            it has room for.
+        chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 8,192 on a GPU.
+        context_length: A shorter context than the checkpoint's.
+        prefix_cache: Whether requests share the keys and values of common prefixes.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache.
+        tp_rank: This process's rank.
+        tp_size: The number of ranks.
+        nccl_port: Port at which the ranks meet.
+
+    Raises:
+        ImportError: SGLang is needed, but is not installed or not of the supported version.
+        FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
+    """
+    from sglang_omni.engines.warm_up import text_requests
+    from sglang_omni.models.text.thinker import TextThinker, sampling_defaults
+    from sglang_omni.preprocessing.text import load_tokenizer
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+    built = load_engine(
+        Path(model_path),
+        engine,
+        dtype,
+        gpu_id,
+        num_threads=num_threads,
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        context_length=context_length,
+        prefix_cache=prefix_cache,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        attention_backend=attention_backend,
+        cuda_graph=cuda_graph,
+        mem_fraction_static=mem_fraction_static,
+        tp=(tp_rank, tp_size, nccl_port),
+    )
+    thinker = TextThinker(load_tokenizer(model_path), sampling_defaults(Path(model_path)))
+    return OmniScheduler(
+        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+    )
+
+
+def load_engine(
+    checkpoint: Path,
+    engine: EngineKind | None,
+    dtype: DtypeChoice | None,
+    gpu_id: int | None,
+    *,
+    tp: tuple[int, int, int | None],
+    num_threads: int | None,
+    max_running_requests: int | None,
+    max_total_tokens: int | None,
+    chunked_prefill_size: int | None,
+    mem_fraction_static: float | None,
+    **options: Any,
+) -> Engine[EngineRequest]:
+    """The engine of a text checkpoint, with defaults by device; also for the thinkers of other pipelines.
+
+    Args:
+        checkpoint: Its directory.
+        engine, dtype, gpu_id: As for ``create_thinker``.
+        tp: This process's rank, the number of ranks, and the port at which they meet.
+        num_threads, max_running_requests, max_total_tokens, chunked_prefill_size, mem_fraction_static: As for
+            ``create_thinker``.
+        options: Further fields of ``EngineOptions``.
+
+    Raises:
+        ImportError: SGLang is needed, but is not installed or not of the supported version.
+        FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
+    """
+    from sglang_omni.engines.options import EngineOptions, TensorParallel
+    from sglang_omni.engines.text import build_text_engine, default_text_engine
+    from sglang_omni.preprocessing.text import read_json
+
+    fields = read_json(checkpoint / "config.json")
+    computed_in, device = placement(dtype, gpu_id, fields.get("dtype") or fields.get("torch_dtype"))
+    requests, step_tokens = _CPU_SIZES if gpu_id is None else _GPU_SIZES
+    ranks = tp[1]
+    kind = engine or default_text_engine(checkpoint, device)
+    with loading(f"the language model from {checkpoint}, engine {kind!r}, {computed_in} on {device},"):
+        return build_text_engine(
+            kind,
+            checkpoint,
+            EngineOptions(
+                dtype=computed_in,
+                device=device,
+                num_threads=num_threads or max(1, available_cores() // 2 // ranks),
+                max_running_requests=max_running_requests or requests,
+                max_total_tokens=max_total_tokens
+                or _default_kv_tokens(checkpoint, fields, gpu_id, ranks, mem_fraction_static, options),
+                chunked_prefill_size=chunked_prefill_size or step_tokens,
+                mem_fraction_static=mem_fraction_static,
+                tp=TensorParallel(*tp),
+                **options,
+            ),
+        )
+
+
+def _default_kv_tokens(
+    checkpoint: Path,
+    fields: dict[str, Any],
+    gpu_id: int | None,
+    ranks: int,
+    share: float | None,
+    options: dict[str, Any],
+) -> int:
+    from sglang_omni.engines.quantization import quantization_of
+    from sglang_omni.gpus import visible_gpus
+    from sglang_omni.models.text.memory import kv_bytes_per_token, kv_tokens, weight_bytes
+
+    if gpu_id is None:
+        return _CPU_KV_TOKENS
+    weights = weight_bytes(checkpoint)
+    if options.get("quantization") is not None and quantization_of(checkpoint) is None:
+        # Quantized while it is loaded, to 8 bits or fewer.
+        weights //= 2
+    return kv_tokens(
+        total_bytes=visible_gpus()[gpu_id].total_bytes,
+        weights=weights,
+        bytes_per_token=kv_bytes_per_token(
+            fields.get("text_config") or fields,
+            ranks,
+            1 if str(options.get("kv_cache_dtype")).startswith("fp8") else 2,
+        ),
+        ranks=ranks,
+        share=share,
+    )

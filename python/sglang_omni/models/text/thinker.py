@@ -1,0 +1,72 @@
+"""The thinker stage: payloads to requests of its engine, and these to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from sglang_omni.engines import EngineRequest, RequestSampling
+from sglang_omni.models.text_answer import new_text, text_result, written
+from sglang_omni.preprocessing.request import stage_params
+from sglang_omni.preprocessing.text import read_json
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
+from sglang_omni.scheduling.messages import OutgoingMessage
+
+# Fields of generation_config.json.
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class TextThinker:
+    """The callbacks of the stage's ``OmniScheduler``: from ``{"prompt_token_ids": [int]}`` to the caller's
+    result of a text answer.
+
+    Args:
+        tokenizer: The checkpoint's.
+        sampling_defaults: Sampling parameters of a request that does not give them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._sampling_defaults = dict(sampling_defaults)
+
+    def build_request(self, payload: StagePayload) -> EngineRequest:
+        """
+        Raises:
+            RequestError: A sampling parameter is out of its range.
+        """
+        params = stage_params(payload.request, "thinker")
+        given = {name: value for name, value in params.items() if value is not None}
+        sampling = RequestSampling.from_params({**self._sampling_defaults, **given})
+        return EngineRequest(
+            payload.request_id,
+            payload.data["prompt_token_ids"],
+            sampling,
+            IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
+        )
+
+    def stream(
+        self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
+    ) -> list[OutgoingMessage]:
+        """New text for the caller."""
+        return new_text(payload, request)
+
+    def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
+        return StagePayload(payload.request_id, payload.request, text_result(written(request)))
+
+
+def sampling_defaults(checkpoint: Path, max_new_tokens: int | None = None) -> dict[str, Any]:
+    """The sampling parameters of a request that sets none: those of the checkpoint.
+
+    Args:
+        checkpoint: Its directory.
+        max_new_tokens: Limit of an answer; None for what the context has room for.
+    """
+    settings = read_json(checkpoint / "generation_config.json")
+    defaults = {name: settings[name] for name in _SAMPLING_FIELDS if settings.get(name) is not None}
+    if settings.get("do_sample") is False:
+        defaults["temperature"] = 0.0
+    return defaults if max_new_tokens is None else {**defaults, "max_new_tokens": max_new_tokens}

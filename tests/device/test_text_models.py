@@ -1,0 +1,150 @@
+"""Language models on machines with GPUs, as far as that can be told without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_omni.config.factory_args import resolve_stage_factory_args
+from sglang_omni.engines import text as text_engines
+from sglang_omni.engines.options import EngineOptions
+from sglang_omni.engines.sglang.text_models import module_of
+from sglang_omni.gpus import Gpu
+from sglang_omni.models.loading import placement
+from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
+from sglang_omni.models.text import config as text_config
+from sglang_omni.models.text.memory import kv_bytes_per_token, kv_tokens
+from sglang_omni.models.text.stages import load_engine
+
+H100 = Gpu(0, "GPU-1", "NVIDIA H100 80GB HBM3", 81_559 * 2**20, (9, 0))
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "max_position_embeddings": 131_072,
+    "vocab_size": 128_256,
+}
+GIB = 2**30
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Llama-3.1-8B without its weights: only a file of their size, which takes no room on the disk."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(16_060_522_496)
+    return tmp_path
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, EngineOptions]]:
+    """The kinds and options of engines, none of which is built."""
+    asked: list[tuple[Any, EngineOptions]] = []
+    monkeypatch.setattr("sglang_omni.gpus.visible_gpus", lambda: [H100])
+    monkeypatch.setattr(
+        text_engines, "build_text_engine", lambda kind, path, options: asked.append((kind, options))
+    )
+    return asked
+
+
+def load(checkpoint: Path, **changes: Any) -> None:
+    given = dict.fromkeys(("num_threads", "max_running_requests", "max_total_tokens", "chunked_prefill_size"))
+    given |= {"mem_fraction_static": None, "tp": (0, 1, None), **changes}
+    load_engine(checkpoint, given.pop("engine", None), given.pop("dtype", None), 0, **given)
+
+
+def test_a_llama_is_placed_on_the_gpu(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_config, "visible_gpus", lambda: [H100])
+    config = text_config.default_config(str(checkpoint))
+    thinker = config.stage("thinker")
+    assert thinker.gpu == 0
+    assert resolve_stage_factory_args(thinker, config)["gpu_id"] == 0
+    assert config.stage("preprocess").gpu is None
+    spoken = SpeechChatPipelineConfig()
+    spoken.stage("thinker").gpu = 1
+    assert resolve_stage_factory_args(spoken.stage("thinker"), spoken)["gpu_id"] == 1
+    monkeypatch.setattr(text_config, "visible_gpus", list)
+    assert text_config.default_config(str(checkpoint)).stage("thinker").gpu is None
+
+
+def test_an_engine_gets_what_fits_the_gpu(checkpoint: Path, built: list[tuple[Any, EngineOptions]]) -> None:
+    load(checkpoint, quantization=None, kv_cache_dtype="auto")
+    kind, options = built[-1]
+    assert kind == "sglang"
+    assert (options.device, options.dtype) == ("cuda:0", "bfloat16")
+    assert (options.max_running_requests, options.chunked_prefill_size) == (64, 8192)
+    # 131,072 bytes a token: 32 layers x 8 heads x 128 x 2 x 2.
+    room = 0.85 * H100.total_bytes - 16_060_522_496
+    assert options.max_total_tokens == int(room) // 131_072
+
+    load(checkpoint, quantization="fp8", kv_cache_dtype="fp8_e4m3", dtype="float16", tp=(1, 2, 5000))
+    smaller = built[-1][1]
+    assert (smaller.quantization, smaller.kv_cache_dtype, smaller.dtype) == ("fp8", "fp8_e4m3", "float16")
+    assert smaller.max_total_tokens > 4 * options.max_total_tokens
+    assert (smaller.tp.rank, smaller.tp.size) == (1, 2)
+
+    fields = LLAMA_8B | {"torch_dtype": "float16", "quantization_config": {"quant_method": "awq"}}
+    (checkpoint / "config.json").write_text(json.dumps(fields))
+    load(checkpoint, dtype="auto", max_total_tokens=99)
+    assert (built[-1][1].dtype, built[-1][1].max_total_tokens) == ("float16", 99)
+
+
+def test_weights_that_leave_no_room() -> None:
+    sizes = {"weights": 140 * GIB, "bytes_per_token": 320 * 1024, "share": None}
+    with pytest.raises(ValueError, match=r"140\.0 GiB leave no room .*80\.0 GiB: give a --tp-size"):
+        kv_tokens(total_bytes=80 * GIB, ranks=1, **sizes)
+    assert kv_tokens(total_bytes=80 * GIB, ranks=4, **sizes) > 100_000
+    with pytest.raises(ValueError, match="num_hidden_layers"):
+        kv_bytes_per_token({}, 1, 2)
+    latent = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    assert kv_bytes_per_token(latent, 8, 2) == 61 * 576 * 2
+
+
+def test_dtypes() -> None:
+    assert placement("auto", None, "bfloat16") == ("float32", "cpu")
+    assert placement(None, 2, "float32") == ("bfloat16", "cuda:2")
+    assert placement("auto", 0, "float16") == ("float16", "cuda:0")
+    assert placement("float32", 0) == ("float32", "cuda:0")
+
+
+def test_a_gpu_without_sglang_falls_back(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert text_engines.default_text_engine(checkpoint, "cuda:0") == "omni"
+    assert "SGLang is not installed" in caplog.text
+    (checkpoint / "config.json").write_text('{"model_type": "mistral"}')
+    assert text_engines.default_text_engine(checkpoint, "cuda:0") == "sglang"
+    with pytest.raises(ImportError, match="model_type is 'mistral', which only engine 'sglang' computes"):
+        text_engines.build_text_engine(None, checkpoint, EngineOptions())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "module"),
+    [
+        ("LlamaForCausalLM", "llama"),
+        ("MistralForCausalLM", "mistral"),
+        ("Qwen3MoeForCausalLM", "qwen3_moe"),
+        ("Cohere2ForCausalLM", "commandr"),
+        ("DeepseekV3ForCausalLM", "deepseek_v2"),
+        # Named in modules, but no class of SGLang's registry.
+        ("PretrainedConfig", None),
+        ("NoSuchForCausalLM", None),
+    ],
+)
+def test_the_module_of_an_architecture_is_found_without_an_import(
+    architecture: str, module: str | None
+) -> None:
+    package = importlib.util.find_spec("sglang")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    folder = Path(package.submodule_search_locations[0]) / "srt" / "models"
+    assert module_of(architecture, folder) == module

@@ -1,0 +1,128 @@
+"""Language models through ``sgl-omni serve``: token for token what transformers' ``generate`` says.
+
+One checkpoint is served from a directory, one from a hub by two replicas behind the router.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from fake_hub import FakeHub, fake_hub
+from fleet import Fleet
+from tiny_checkpoints import TinyCheckpoint, with_tokenizer
+
+PROMPT = [5, 7, 11, 150, 3]
+CONTEXT = 256
+
+
+@dataclass
+class Served:
+    checkpoint: TinyCheckpoint
+    server: Fleet
+    name: str
+    hub: FakeHub | None = None
+
+    def post(self, path: str, body: Mapping[str, object]) -> httpx.Response:
+        return httpx.post(self.server.base_url + path, json=body, timeout=120)
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(
+            base_url=f"{self.server.base_url}/v1", api_key="none", max_retries=0, timeout=120
+        )
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def served(
+    request: pytest.FixtureRequest,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Served]:
+    shape = request.param
+    folder = tmp_path_factory.mktemp(shape)
+    checkpoint = tiny_checkpoint(shape)
+    path = with_tokenizer(checkpoint, folder / shape, temperature=0.7, do_sample=False)
+    with ExitStack() as ends:
+        if shape == "qwen3":
+            hub = ends.enter_context(fake_hub({"org/tiny": path}))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(os.environ, "HF_ENDPOINT", hub.url)
+                patch.setitem(os.environ, "HF_HOME", str(folder / "hub"))
+                server = Fleet.launch(folder / "log", "org/tiny", "--revision", "v1", "--dp-size", "2")
+            served = Served(checkpoint, server, "org/tiny", hub)
+        else:
+            server = Fleet.launch(folder / "log", "--model-path", str(path))
+            served = Served(checkpoint, server, str(path))
+        ends.callback(server.stop)
+        yield served
+
+
+def text(token_ids: list[int]) -> str:
+    return " ".join(f"t{token}" for token in token_ids)
+
+
+def test_every_way_to_ask(served: Served) -> None:
+    """Greedy, because generation_config.json says so."""
+    expected = served.checkpoint.greedy(PROMPT, 12)
+    assert [model.id for model in served.client.models.list()] == [served.name]
+
+    native = served.post("/generate", {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 12}})
+    assert native.json()["output_ids"] == expected
+    whole = served.client.completions.create(model=served.name, prompt=PROMPT, max_tokens=12)
+    assert whole.choices[0].text == text(expected)
+    assert whole.choices[0].finish_reason == "length"
+    stream = served.client.completions.create(
+        model=served.name, prompt=text(PROMPT), max_tokens=12, stream=True
+    )
+    pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
+    assert "".join(pieces) == text(expected)
+    assert len(pieces) > 6
+    chat = served.client.chat.completions.create(
+        model=served.name, messages=[{"role": "user", "content": text(PROMPT)}], max_tokens=12
+    )
+    assert chat.choices[0].message.content == text(served.checkpoint.greedy([1, *PROMPT, 2], 12))
+    assert chat.usage is not None
+    assert chat.usage.prompt_tokens == len(PROMPT) + 2
+
+
+def test_an_answer_ends_at_a_stop_text_or_with_the_context(served: Served) -> None:
+    expected = served.checkpoint.greedy(PROMPT, 12)
+    stop = f"t{expected[6]}"
+    stopped = served.client.completions.create(model=served.name, prompt=PROMPT, stop=[stop], max_tokens=12)
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stop not in stopped.choices[0].text.split()
+    full = served.client.completions.create(model=served.name, prompt=PROMPT)
+    assert full.usage is not None
+    assert full.usage.completion_tokens == CONTEXT - len(PROMPT)
+
+
+def test_other_modalities_are_refused(served: Served) -> None:
+    sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    for content, said in (([sound], "audio"), ([{"type": "image_url", "image_url": {"url": "a"}}], "image")):
+        body = {"model": served.name, "messages": [{"role": "user", "content": content}]}
+        answer = served.post("/v1/chat/completions", body)
+        assert answer.status_code == 400
+        assert said in json.dumps(answer.json()["error"])
+    speech = served.post("/v1/audio/speech", {"model": served.name, "input": "x", "voice": "alloy"})
+    assert speech.status_code == 400
+    assert "does not do speech; it does chat, completion" in speech.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("served", ["qwen3"], indirect=True)
+def test_a_fleets_checkpoint_is_downloaded_once(served: Served) -> None:
+    assert served.hub is not None
+    files = {path: count for path, count in served.hub.requests.items() if "/resolve/" in path}
+    assert files
+    assert {count for path, count in files.items() if path.startswith("GET")} == {1}
+    assert max(count for path, count in served.hub.requests.items() if "/api/" in path) == 1
+    log = served.server.log.read_text()
+    assert log.count("Looking up org/tiny, revision 'v1'") == 1
+    assert Path(log.split("org/tiny, revision 'v1' is in ")[1].split()[0]).is_dir()

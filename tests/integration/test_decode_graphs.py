@@ -1,0 +1,128 @@
+"""Thinker and talker decode through SGLang's runner of CUDA graphs: recorded on a CPU, the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import run
+from qwen3_omni_oracle import Oracle
+from recorded_graphs import record_decode_steps
+from sample_media import audio_part, image_part, picture, sound, user, video, video_part
+from sglang_engines import engines
+from talker_oracle import spoken
+from text_engines import greedy
+from thinker_requests import ThinkerPrompt
+from tiny_checkpoints import TinyCheckpoint
+
+from sglang_omni.engines import DecoderSpec, EngineRequest, RequestSampling
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder, thinker_decoder
+from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
+
+CONVERSATIONS = [
+    [user("Name three rivers and the seas that they flow into.")],
+    [user(image_part(picture(1)), "What is this?")],
+    [user(video_part(video(5, frames=4, width=64)), audio_part(sound(2, 1.3)), "What happens?")],
+]
+
+
+def forbid_decoding(engine: Any) -> None:
+    """From now on the model may only compute prompts; decode steps are repeated."""
+    model = engine.scheduler.tp_worker.model_runner.model
+    forward = model.forward
+
+    def extend_only(input_ids: Any, positions: Any, batch: Any, **kwargs: Any) -> Any:
+        assert batch.forward_mode.is_extend()
+        return forward(input_ids, positions, batch, **kwargs)
+
+    model.forward = extend_only
+
+
+def test_thinker(qwen3_omni: Callable[..., Oracle], monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = qwen3_omni(seed=0, shape="default")
+    prompts = [ThinkerPrompt.of(oracle, messages, max_tokens=10) for messages in CONVERSATIONS]
+    checkpoint = Qwen3OmniCheckpoint.from_dir(oracle.path)
+    with engines("sglang") as build:
+        engine = build(thinker_decoder(checkpoint, for_speech=True), max_total_tokens=4096)
+        recorded = record_decode_steps(engine, [1, 4], monkeypatch)
+        forbid_decoding(engine)
+        for _ in range(2):
+            # Three rows in a graph of four, then fewer as answers end.
+            requests = [prompt.request(str(index)) for index, prompt in enumerate(prompts)]
+            assert run(engine, requests) == [prompt.token_ids for prompt in prompts]
+        alone = prompts[1].request("alone")
+        assert run(engine, [alone]) == [prompts[1].token_ids]
+    assert recorded.num_replays > 20
+
+
+def test_talker(qwen3_omni: Callable[..., Oracle], monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = qwen3_omni(seed=2, shape="deep")
+    checkpoint = Qwen3OmniCheckpoint.from_dir(oracle.path)
+    references = [
+        spoken(oracle, messages, max_tokens=3 + 3 * index, max_new_tokens=12, penalty=1.5)
+        for index, messages in enumerate(CONVERSATIONS)
+    ]
+    strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, torch.float32)
+    with engines("sglang") as build:
+        engine = build(talker_decoder(checkpoint, strategy))
+        recorded = record_decode_steps(engine, [2, 4], monkeypatch)
+        forbid_decoding(engine)
+        requests: list[EngineRequest] = []
+        for index, reference in enumerate(references):
+            state = reference.state(checkpoint)
+            sampling = RequestSampling(
+                temperature=0.0, repetition_penalty=reference.penalty, max_new_tokens=reference.max_new_tokens
+            )
+            requests.append(
+                EngineRequest(
+                    str(index),
+                    state.prompt.token_ids,
+                    sampling,
+                    state=state,
+                    positions=reference.positions,
+                    cacheable=False,
+                )
+            )
+        assert run(engine, requests) == [reference.first_codes for reference in references]
+    for request, reference in zip(requests, references, strict=True):
+        assert isinstance(request.state, TalkerState)
+        assert [frame.tolist() for frame in request.state.frames] == reference.codes.tolist()
+    assert recorded.num_replays >= 11
+
+
+def test_a_failed_capture_leaves_an_engine_without_graphs(
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    checkpoint = tiny_checkpoint("llama")
+    prompt = [1, 2, 3]
+    with engines("sglang") as build:
+        build(DecoderSpec.from_dir(checkpoint.path))
+        from sglang_omni.engines.sglang import scheduler
+
+        capture = scheduler.Scheduler.init_all_cuda_graphs
+        backends: list[list[str]] = []
+
+        def fail_once(self: Any) -> None:
+            graphs = scheduler.get_exec().graph.cuda_graph_config
+            backends.append([graphs.decode.backend, graphs.prefill.backend])
+            if len(backends) == 1:
+                raise RuntimeError("Capture cuda graph failed: no")
+            capture(self)
+
+        monkeypatch.setattr(scheduler.Scheduler, "init_all_cuda_graphs", fail_once)
+        monkeypatch.setattr(scheduler, "cuda_graph_fully_disabled", lambda: False)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        engine = build(DecoderSpec.from_dir(checkpoint.path))
+
+        assert run(engine, [greedy("a", prompt, 8)]) == [checkpoint.greedy(prompt, 8)]
+    assert backends[1] == ["disabled", "disabled"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == scheduler.__name__]
+    assert line == (
+        "CUDA graphs cannot be captured, so steps run without them: Capture cuda graph failed: no"
+    )

@@ -1,0 +1,123 @@
+"""Attention over the paged cache itself, as on a GPU: all but torch's kernel, for which a plain loop stands.
+
+The loop does what torch documents of ``varlen_attn`` with pages, so that a CPU can tell whether the tables,
+lengths and rows that it gets are right.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import run
+from text_engines import greedy, prompts, serve_random_traffic, text_engine
+from tiny_checkpoints import TinyCheckpoint
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from sglang_omni.engines import build
+from sglang_omni.model_runner import attention
+from sglang_omni.model_runner.batch import PagedBatch
+from sglang_omni.model_runner.config import DecoderConfig
+
+Make = Callable[..., TinyCheckpoint]
+
+
+def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch) -> Tensor:
+    """As ``attention.paged_attention``, for any device, dtype and size of pages."""
+    assert all(t.dtype == torch.int32 for t in (batch.first_rows, batch.lengths, batch.pages))
+    assert batch.lengths.is_contiguous()
+    assert batch.pages.stride(-1) == 1
+    rows = batch.first_rows.tolist()
+    assert rows[-1] == len(queries)
+    out = []
+    for i, (first, last) in enumerate(itertools.pairwise(rows)):
+        length = int(batch.lengths[i])
+        assert last - first <= batch.max_rows
+        assert length <= batch.max_length
+        pages = batch.pages[i, : -(-length // keys.shape[1])].long()
+        k, v = (t[pages].flatten(0, 1)[:length].transpose(0, 1) for t in (keys, values))
+        places = torch.arange(length - (last - first), length).unsqueeze(1)
+        mask = torch.arange(length) <= places
+        q = queries[first:last].transpose(0, 1)
+        out.append(scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(0, 1))
+    return torch.cat(out)
+
+
+@pytest.fixture
+def paged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "why_not_paged", lambda *args: "")
+    monkeypatch.setattr(attention, "paged_attention", plain_attention)
+
+
+@pytest.mark.usefixtures("paged")
+@pytest.mark.parametrize("shape", ["llama", "qwen3", "qwen3moe"])
+def test_tokens_are_transformers(tiny_checkpoint: Make, shape: str) -> None:
+    checkpoint = tiny_checkpoint(shape)
+    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=512, chunked_prefill_size=16)
+    many = prompts(0, [1, 2, 17, 40])
+    expected = [checkpoint.greedy(prompt, 12) for prompt in many]
+    for _ in range(2):
+        # The second time over cached prefixes.
+        assert run(engine, [greedy(str(i), prompt, 12) for i, prompt in enumerate(many)]) == expected
+    assert engine.stats()["max_batch_size"] == 4
+
+
+@pytest.mark.usefixtures("paged")
+def test_random_traffic_in_a_pool_that_is_too_small(tiny_checkpoint: Make) -> None:
+    checkpoint = tiny_checkpoint("qwen3")
+    serve_random_traffic(text_engine(checkpoint.path, page_size=4, max_total_tokens=120), checkpoint)
+
+
+@pytest.mark.usefixtures("paged")
+def test_rows_of_no_sequence_change_nothing(tiny_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tiny_checkpoint("qwen3")
+    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=256)
+    steps: list[Tensor] = []
+    decode = engine.builder._decode
+    assert decode is not None
+    forward = decode.forward
+
+    def watched(step: Tensor, hidden: Tensor) -> tuple[Tensor]:
+        steps.append(step)
+        return forward(step, hidden)
+
+    monkeypatch.setattr(decode, "sizes", (4,))
+    monkeypatch.setattr(decode, "forward", watched)
+    many = prompts(1, [9, 5, 20])
+    requests = [greedy(str(i), prompt, 9 + i) for i, prompt in enumerate(many)]
+
+    assert run(engine, requests) == [checkpoint.greedy(p, 9 + i) for i, p in enumerate(many)]
+    assert {len(step) for step in steps} == {4}
+    scratch = engine.runner.cache.scratch
+    assert all(step[-1, 1] == scratch.slot and step[-1, -1] == scratch.page for step in steps)
+
+
+def why_not(dtype: torch.dtype = torch.bfloat16, page_size: int = 256, **shape: Any) -> str:
+    fields = {"model_type": "qwen3", "vocab_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    fields |= {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 64, **shape}
+    config = DecoderConfig.from_dict(fields)
+    return attention.why_not_paged(config, dtype, torch.device("cuda:1"), page_size)
+
+
+def test_what_the_kernel_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert why_not() == ""
+    assert "not torch.float32" in why_not(torch.float32)
+    assert "page_size 16 is no multiple of 256" in why_not(page_size=16)
+    assert "no multiple of 8" in why_not(head_dim=20)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert "older than Ampere" in why_not()
+
+
+def test_pages_of_the_kernels_size_unless_told_otherwise(
+    tiny_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_checkpoint().path
+    assert text_engine(path).scheduler.resources.page_size == build.PAGE_SIZE
+    monkeypatch.setattr(attention, "why_not_paged", lambda *args: "" if args[-1] == 256 else "pages")
+    assert text_engine(path).scheduler.resources.page_size == attention.PAGE_SIZE
+    assert text_engine(path, page_size=8).scheduler.resources.page_size == 8
