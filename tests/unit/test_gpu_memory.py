@@ -264,6 +264,10 @@ def test_a_gpu_that_is_not_there_is_named(omni: str) -> None:
     assert plan is not None
     assert not plan.fits
     assert "GPU 4: there is none" in refusal(plan)
+    assert "place the stages on the GPUs of this machine, of which CUDA shows 2, counted" in refusal(plan)
+    none = fit_memory(config, [])
+    assert none is not None
+    assert none.missing == (0, 1, 4)
 
 
 # The commands.
@@ -333,6 +337,9 @@ def test_a_thinker_on_a_gpu_takes_what_its_share_leaves(
     _, alone = options_of(create_thinker, omni, gpu_id=0)
     assert alone.max_total_tokens > 150_000
     assert alone.memory_bytes is None
+    _, whole = options_of(create_thinker, omni, gpu_id=0, chunked_prefill_size=-1)
+    assert whole.chunked_prefill_size == -1
+    assert whole.max_total_tokens < alone.max_total_tokens
     with pytest.raises(ValueError, match=r"the stage needs .* of GPU 0, and has 39.6 GiB: raise its"):
         create_thinker(omni, gpu_id=0, total_gpu_memory_fraction=0.5)
 

@@ -209,6 +209,9 @@ def plan_memory(config: PipelineConfig, gpus: Sequence[MemoryOfGpu]) -> MemoryPl
         # What suffices by itself is not offered once more together with something else.
         if not any(change in text for change in changes) and _fits(_plan(variant, gpus)):
             changes.append(text)
+    if plan.missing:
+        there_are = f"{len(gpus)}, counted from 0" if gpus else "none"
+        changes.append(f"place the stages on the GPUs of this machine, of which CUDA shows {there_are}")
     used = {gpu.gpu.index for gpu in plan.gpus}
     if others := [gpu.index for gpu in gpus if gpu.index not in used]:
         changes.append(

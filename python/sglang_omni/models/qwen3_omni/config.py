@@ -185,9 +185,9 @@ class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
             stage.gpu = own[stage.name].gpu
             given = self.runtime_overrides.get(stage.name, {})
             stage.factory_args |= {**own[stage.name].factory_args, **given}
-            if stage.name in ("thinker", "talker") and quantization is not None:
-                stage.factory_args["quantization"] = quantization
             if stage.name == "thinker":
+                if quantization is not None:
+                    stage.factory_args["quantization"] = quantization
                 if isinstance(stage.gpu, int) and tp_size > 1:
                     stage.gpu = list(range(stage.gpu, stage.gpu + tp_size))
                     stage.tp_size = tp_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_omni.models.loading import available_cores, default_engine, loading, placement
 from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, pool_on_gpu, share_bytes
@@ -89,6 +89,10 @@ def create_thinker(
     engine: EngineKind | None = None,
     speech: bool = False,
     dtype: Dtype | None = None,
+    quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
+    attention_backend: str | None = None,
+    cuda_graph: bool = True,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int | None = None,
@@ -96,10 +100,6 @@ def create_thinker(
     chunked_prefill_size: int | None = None,
     context_length: int | None = None,
     prefix_cache: bool = True,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-    attention_backend: str | None = None,
-    cuda_graph: bool = True,
     mem_fraction_static: float | None = None,
     total_gpu_memory_fraction: float | None = None,
     tp_rank: int = 0,
@@ -114,6 +114,10 @@ def create_thinker(
         speech: Whether the pipeline has a talker, which reads the answer.
         dtype: float32 on a CPU and bfloat16 on a GPU by default. bfloat16 rounds so coarsely that a greedy
             answer may depend on what else is computed; with float32 it does not.
+        quantization: SGLang's name; None for the one that the checkpoint names, if any.
+        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
+        attention_backend: SGLang's name; None for its choice by the GPU.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default, which leaves the rest to other stages.
         max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
@@ -123,10 +127,6 @@ def create_thinker(
             CPU, and on a GPU up to 8192, as memory allows.
         context_length: A shorter context than the checkpoint's.
         prefix_cache: Whether requests share the keys and values of common prefixes.
-        quantization: SGLang's name of a quantization; None for the one that the checkpoint names, if any.
-        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
-        attention_backend: SGLang's name; None for its choice by the GPU.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
         total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         tp_rank, tp_size: This process's rank, and the number of ranks.
@@ -141,23 +141,36 @@ def create_thinker(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    sizes = _sizes(
+        checkpoint,
+        "thinker",
+        gpu_id,
+        total_gpu_memory_fraction,
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        kv_cache_dtype=kv_cache_dtype,
+        mem_fraction_static=mem_fraction_static,
+        dtype=dtype,
+        quantization=quantization,
+        speech=speech,
+        context_length=context_length,
+        tp_size=tp_size,
+    )
     kind = engine or default_engine(gpu_id)
-    given = {
-        "max_running_requests": max_running_requests,
-        "max_total_tokens": max_total_tokens,
-        "chunked_prefill_size": chunked_prefill_size,
-        "kv_cache_dtype": kv_cache_dtype,
-        "mem_fraction_static": mem_fraction_static,
-        "quantization": quantization,
-    }
-    args = {**given, "dtype": dtype, "speech": speech, "tp_size": tp_size, "context_length": context_length}
     options = replace(
         _engine_options(dtype, gpu_id, num_threads),
-        **given | _sizes(checkpoint, "thinker", args, gpu_id, total_gpu_memory_fraction),
-        attention_backend=attention_backend,
-        cuda_graph=cuda_graph,
+        max_running_requests=sizes.max_running_requests,
+        max_total_tokens=sizes.max_total_tokens,
+        chunked_prefill_size=sizes.chunked_prefill_size,
+        memory_bytes=sizes.memory_bytes,
         context_length=context_length,
         prefix_cache=prefix_cache,
+        mem_fraction_static=mem_fraction_static,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        attention_backend=attention_backend,
+        cuda_graph=cuda_graph,
         tp=TensorParallel(tp_rank, tp_size, nccl_port),
     )
     with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
@@ -181,15 +194,14 @@ def create_talker(
     *,
     engine: EngineKind | None = None,
     dtype: Dtype | None = None,
+    kv_cache_dtype: str = "auto",
+    attention_backend: str | None = None,
+    cuda_graph: bool = True,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int | None = None,
     max_total_tokens: int | None = None,
     chunked_prefill_size: int | None = None,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-    attention_backend: str | None = None,
-    cuda_graph: bool = True,
     mem_fraction_static: float | None = None,
     total_gpu_memory_fraction: float | None = None,
 ) -> OmniScheduler:
@@ -199,14 +211,17 @@ def create_talker(
         model_path: Directory of a Qwen3-Omni checkpoint.
         engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
         dtype: float32 on a CPU and bfloat16 on a GPU by default.
+        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
+        attention_backend: SGLang's name; None for its choice by the GPU.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default.
         max_running_requests: Answers spoken at the same time; by default 16 on a CPU, 32 on a GPU.
         max_total_tokens: Size of their common KV cache; a frame takes one token. SGLang reserves the most
             frames that each request may have. By default 65,536 on a CPU, and on a GPU as many as its share
             of the GPU has room for.
-        chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 2048 on a GPU.
-        quantization, kv_cache_dtype, attention_backend, cuda_graph: As the thinker's.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. By default 512 on a
+            CPU, 2048 on a GPU.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
         total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
     """
@@ -219,21 +234,30 @@ def create_talker(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    sizes = _sizes(
+        checkpoint,
+        "talker",
+        gpu_id,
+        total_gpu_memory_fraction,
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        kv_cache_dtype=kv_cache_dtype,
+        mem_fraction_static=mem_fraction_static,
+        dtype=dtype,
+    )
     kind = engine or default_engine(gpu_id)
-    given = {
-        "max_running_requests": max_running_requests,
-        "max_total_tokens": max_total_tokens,
-        "chunked_prefill_size": chunked_prefill_size,
-        "kv_cache_dtype": kv_cache_dtype,
-        "mem_fraction_static": mem_fraction_static,
-        "quantization": quantization,
-    }
     options = replace(
         _engine_options(dtype, gpu_id, num_threads),
-        **given | _sizes(checkpoint, "talker", {**given, "dtype": dtype}, gpu_id, total_gpu_memory_fraction),
+        max_running_requests=sizes.max_running_requests,
+        max_total_tokens=sizes.max_total_tokens,
+        chunked_prefill_size=sizes.chunked_prefill_size,
+        memory_bytes=sizes.memory_bytes,
+        prefix_cache=False,
+        mem_fraction_static=mem_fraction_static,
+        kv_cache_dtype=kv_cache_dtype,
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
-        prefix_cache=False,
     )
     with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
@@ -316,31 +340,32 @@ def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | 
     )
 
 
-# By stage: requests at once and tokens of the KV pool on a CPU, and requests at once on a GPU.
-_SIZES = {"thinker": (16, 32_768, GPU_RUNNING_REQUESTS), "talker": (16, 65_536, GPU_TALKER_REQUESTS)}
+class _Sizes(NamedTuple):
+    max_running_requests: int
+    max_total_tokens: int
+    chunked_prefill_size: int
+    memory_bytes: int | None = None
+
+
+_CPU_SIZES = {"thinker": _Sizes(16, 32_768, 512), "talker": _Sizes(16, 65_536, 512)}
+_GPU_REQUESTS = {"thinker": GPU_RUNNING_REQUESTS, "talker": GPU_TALKER_REQUESTS}
 
 
 def _sizes(
-    checkpoint: Qwen3OmniCheckpoint,
-    stage: str,
-    args: dict[str, Any],
-    gpu_id: int | None,
-    fraction: float | None,
-) -> dict[str, Any]:
-    """The sizes that ``args`` leave open, by the device; on a GPU also the bytes that the stage may take."""
-    cpu_requests, cpu_tokens, gpu_requests = _SIZES[stage]
-    names = ("max_running_requests", "max_total_tokens", "chunked_prefill_size")
-    given = {name: args[name] for name in names if args[name] is not None}
+    checkpoint: Qwen3OmniCheckpoint, stage: str, gpu_id: int | None, fraction: float | None, **args: Any
+) -> _Sizes:
+    """The sizes in the factory's ``args``, those that are None by the device and the share of its memory."""
+    given = {name: args[name] for name in _Sizes._fields if args.get(name) is not None}
     if gpu_id is None:
-        defaults = (cpu_requests, cpu_tokens, 512)
-        return {**dict(zip(names, defaults, strict=True)), **given}
-    given.setdefault("max_running_requests", gpu_requests)
-    if len(given) < len(names):
+        return _CPU_SIZES[stage]._replace(**given)
+    given.setdefault("max_running_requests", _GPU_REQUESTS[stage])
+    sizes = _CPU_SIZES[stage]
+    if not {"max_total_tokens", "chunked_prefill_size"} <= given.keys():
         demand = stage_demand(checkpoint, stage, {**args, **given})
         assert demand is not None
         tokens, step = pool_on_gpu(demand, gpu_id, fraction)
-        given = {"max_total_tokens": tokens, "chunked_prefill_size": step, **given}
-    return {**given, "memory_bytes": share_bytes(gpu_id, fraction)}
+        sizes = sizes._replace(max_total_tokens=tokens, chunked_prefill_size=step)
+    return sizes._replace(**given, memory_bytes=share_bytes(gpu_id, fraction))
 
 
 def _threads() -> int:
