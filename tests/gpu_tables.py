@@ -80,7 +80,6 @@ def _text_rows(folder: Path) -> Iterator[Sequence[str]]:
     yield "model", "weights", "KV of a token", *(f"{kind}, {_memory(kind)}" for kind in _TEXT_MACHINES)
     for name in TEXT_MODELS:
         demand = text_model_demand(write_text_model(folder / name, name), {})
-        assert demand is not None
         cells = []
         for kind in _TEXT_MACHINES:
             total = fake_gpus(kind)[0].total_bytes

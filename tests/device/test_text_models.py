@@ -8,47 +8,41 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_gpus import install
+from published_shapes import write_text_model
 
 from sglang_omni.config.factory_args import resolve_stage_factory_args
 from sglang_omni.engines import text as text_engines
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang.text_models import module_of
-from sglang_omni.gpus import Gpu
 from sglang_omni.models.loading import placement
+from sglang_omni.models.memory import text_model_demand
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.models.text import config as text_config
-from sglang_omni.models.text.memory import kv_bytes_per_token, kv_tokens
 from sglang_omni.models.text.stages import load_engine
+from sglang_omni.serve.launch.pipelines import LaunchError, fit_gpus
 
-H100 = Gpu(0, "GPU-1", "NVIDIA H100 80GB HBM3", 81_559 * 2**20, (9, 0))
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "torch_dtype": "bfloat16",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "max_position_embeddings": 131_072,
-    "vocab_size": 128_256,
-}
-GIB = 2**30
+LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Llama-3.1-8B without its weights: only a file of their size, which takes no room on the disk."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        file.truncate(16_060_522_496)
-    return tmp_path
+    """Llama-3.1-8B without its weights."""
+    path = write_text_model(tmp_path, "Llama-3.1-8B")
+    changed(path, LLAMA_8B)
+    return path
+
+
+def changed(checkpoint: Path, fields: dict[str, Any]) -> None:
+    file = checkpoint / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, EngineOptions]]:
     """The kinds and options of engines, none of which is built."""
     asked: list[tuple[Any, EngineOptions]] = []
-    monkeypatch.setattr("sglang_omni.gpus.visible_gpus", lambda: [H100])
+    install(monkeypatch, "H100 80GB")
     monkeypatch.setattr(
         text_engines, "build_text_engine", lambda kind, path, options: asked.append((kind, options))
     )
@@ -57,12 +51,12 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, EngineOptions]]:
 
 def load(checkpoint: Path, **changes: Any) -> None:
     given = dict.fromkeys(("num_threads", "max_running_requests", "max_total_tokens", "chunked_prefill_size"))
-    given |= {"mem_fraction_static": None, "tp": (0, 1, None), **changes}
+    given |= {"mem_fraction_static": None, "total_gpu_memory_fraction": None, "tp": (0, 1, None), **changes}
     load_engine(checkpoint, given.pop("engine", None), given.pop("dtype", None), 0, **given)
 
 
 def test_a_llama_is_placed_on_the_gpu(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_config, "visible_gpus", lambda: [H100])
+    install(monkeypatch, "H100 80GB")
     config = text_config.default_config(str(checkpoint))
     thinker = config.stage("thinker")
     assert thinker.gpu == 0
@@ -71,7 +65,7 @@ def test_a_llama_is_placed_on_the_gpu(checkpoint: Path, monkeypatch: pytest.Monk
     spoken = SpeechChatPipelineConfig()
     spoken.stage("thinker").gpu = 1
     assert resolve_stage_factory_args(spoken.stage("thinker"), spoken)["gpu_id"] == 1
-    monkeypatch.setattr(text_config, "visible_gpus", list)
+    install(monkeypatch, None)
     assert text_config.default_config(str(checkpoint)).stage("thinker").gpu is None
 
 
@@ -81,31 +75,45 @@ def test_an_engine_gets_what_fits_the_gpu(checkpoint: Path, built: list[tuple[An
     _, options = built[-1]
     assert (options.device, options.dtype) == ("cuda:0", "bfloat16")
     assert (options.max_running_requests, options.chunked_prefill_size) == (64, 8192)
-    # 131,072 bytes a token: 32 layers x 8 heads x 128 x 2 x 2.
-    room = 0.85 * H100.total_bytes - 16_060_522_496
-    assert options.max_total_tokens == int(room) // 131_072
+    # Of 79 GiB, the weights take 15; a token takes 128 KiB.
+    assert 64 * 8192 > options.max_total_tokens > 55 * 8192
 
     load(checkpoint, quantization="fp8", kv_cache_dtype="fp8_e4m3", dtype="float16", tp=(1, 2, 5000))
     smaller = built[-1][1]
     assert (smaller.quantization, smaller.kv_cache_dtype, smaller.dtype) == ("fp8", "fp8_e4m3", "float16")
-    assert smaller.max_total_tokens > 4 * options.max_total_tokens
+    assert smaller.max_total_tokens > 3 * options.max_total_tokens
     assert (smaller.tp.rank, smaller.tp.size) == (1, 2)
 
-    fields = LLAMA_8B | {"torch_dtype": "float16", "quantization_config": {"quant_method": "awq"}}
-    (checkpoint / "config.json").write_text(json.dumps(fields))
+    changed(checkpoint, {"torch_dtype": "float16", "quantization_config": {"quant_method": "awq"}})
     load(checkpoint, dtype="auto", max_total_tokens=99)
     assert (built[-1][1].dtype, built[-1][1].max_total_tokens) == ("float16", 99)
 
 
-def test_weights_that_leave_no_room() -> None:
-    sizes = {"weights": 140 * GIB, "bytes_per_token": 320 * 1024, "share": None}
-    with pytest.raises(ValueError, match=r"140\.0 GiB leave no room .*80\.0 GiB: give a --tp-size"):
-        kv_tokens(total_bytes=80 * GIB, ranks=1, **sizes)
-    assert kv_tokens(total_bytes=80 * GIB, ranks=4, **sizes) > 100_000
-    with pytest.raises(ValueError, match="num_hidden_layers"):
-        kv_bytes_per_token({}, 1, 2)
-    latent = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
-    assert kv_bytes_per_token(latent, 8, 2) == 61 * 576 * 2
+def test_weights_that_leave_no_room(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, "L4")
+    config = text_config.default_config(str(checkpoint))
+    assert fit_gpus(config) is not None
+    # A MiB a token instead of 128 KiB.
+    changed(checkpoint, {"num_hidden_layers": 64, "num_key_value_heads": 32})
+    with pytest.raises(LaunchError, match=r"(?s)do not fit .*--quantization fp8.*take a GPU with"):
+        fit_gpus(text_config.default_config(str(checkpoint)))
+    install(monkeypatch, "L4", 4)
+    with pytest.raises(LaunchError, match="--tp-size"):
+        fit_gpus(text_config.default_config(str(checkpoint)))
+
+
+def test_what_a_token_takes_of_any_architecture(checkpoint: Path) -> None:
+    latent = {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 61,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+    }
+    changed(checkpoint, latent)
+    assert text_model_demand(checkpoint, {"tp_size": 8}).token_bytes == 61 * 576 * 2
+    (checkpoint / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="num_attention_heads"):
+        text_model_demand(checkpoint, {})
 
 
 def test_dtypes() -> None:
@@ -125,7 +133,6 @@ def test_a_gpu_without_sglangs_kernels_falls_back(
     monkeypatch.setattr("sglang_omni.engines.sglang.build.build_sglang_text_engine", broken)
     monkeypatch.setattr(text_engines, "build_engine", lambda kind, *_: asked.append(kind))
     on_gpu = EngineOptions(device="cuda:0", dtype="bfloat16")
-    (checkpoint / "config.json").write_text(json.dumps(LLAMA_8B | {"intermediate_size": 14336}))
     text_engines.build_text_engine(None, checkpoint, on_gpu)
     assert asked == ["omni"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]

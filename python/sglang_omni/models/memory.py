@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_omni.config.memory import CONTEXT_BYTES, MIB, MemoryDemand, choose, reserve_of
 from sglang_omni.config.weights import (
@@ -17,7 +17,7 @@ from sglang_omni.config.weights import (
     tensor_sizes,
 )
 from sglang_omni.gpus import visible_gpus
-from sglang_omni.model_runner.config import FAMILIES, DecoderConfig
+from sglang_omni.model_runner.config import DecoderConfig
 
 # On a GPU; a CPU's are in the factories.
 GPU_RUNNING_REQUESTS = 64
@@ -28,6 +28,7 @@ _LEAST_TOKENS, _WANTED_TOKENS = 8192, 28_672
 _LIBRARIES = 512 * MIB
 # SGLang's own estimate of a decode graph is 2 MB a request.
 _GRAPHS_PER_REQUEST = 4 * MIB
+_NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # torch's allocator keeps freed blocks of other sizes.
 _FRAGMENTS = 1.5
 
@@ -105,12 +106,15 @@ def dtype_of(args: Mapping[str, Any]) -> str:
 
 def kv_token_bytes(config: DecoderConfig, args: Mapping[str, Any]) -> int:
     """Bytes of a token's keys and values on one rank, by ``kv_cache_dtype``, ``dtype`` and ``tp_size``."""
-    kind = args.get("kv_cache_dtype") or "auto"
-    item = 1 if kind.startswith("fp8") else ITEM_BYTES[dtype_of(args)]
-    if kind in ("bf16", "bfloat16"):
-        item = 2
     heads = _kv_heads(config, int(args.get("tp_size") or 1))
-    return 2 * config.num_hidden_layers * heads * config.head_dim * item
+    return 2 * config.num_hidden_layers * heads * config.head_dim * _kv_item_bytes(args)
+
+
+def _kv_item_bytes(args: Mapping[str, Any]) -> int:
+    kind = args.get("kv_cache_dtype") or "auto"
+    if kind in ("bf16", "bfloat16"):
+        return 2
+    return 1 if kind.startswith("fp8") else ITEM_BYTES[dtype_of(args)]
 
 
 def _kv_heads(config: DecoderConfig, ranks: int) -> int:
@@ -142,21 +146,91 @@ def weights_and_loading(
     return weights, loading if loading > weights else 0
 
 
-def text_model_demand(model_path: str | Path, args: Mapping[str, Any]) -> MemoryDemand | None:
-    """The demand of one rank of a checkpoint that holds nothing but a language model.
-
-    Returns:
-        None for a model whose KV is not known here.
+def text_model_demand(model_path: str | Path, args: Mapping[str, Any]) -> MemoryDemand:
+    """The demand of one rank of a checkpoint that holds nothing but a language model, of any architecture.
 
     Raises:
-        FileNotFoundError, ValueError: The checkpoint cannot be read.
+        FileNotFoundError, ValueError: The checkpoint cannot be read, or does not tell its shape.
     """
-    fields = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))
-    if fields.get("model_type") not in FAMILIES:
-        return None
-    config = DecoderConfig.from_dict(fields)
+    path = Path(model_path) / "config.json"
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields = {**fields, **(fields.get("text_config") or {})}
+    try:
+        shape = _shape_of(fields)
+    except (KeyError, TypeError) as exc:
+        raise ValueError(f"{path} does not tell the size of a token's keys and values: {exc!r}") from exc
     weights, loading = weights_and_loading(tensor_sizes(model_path), ("",), args)
-    return decoder_demand(config, args, weights, loading=loading)
+    demand = decoder_demand(shape, args, weights, loading=loading)
+    if fields.get("kv_lora_rank"):
+        # Latent attention keeps one row, which every rank has.
+        width = int(fields["kv_lora_rank"]) + int(fields["qk_rope_head_dim"])
+        return replace(demand, token_bytes=shape.num_hidden_layers * width * _kv_item_bytes(args))
+    return demand
+
+
+def _shape_of(fields: Mapping[str, Any]) -> DecoderConfig:
+    """The sizes of a decoder, also of one that only SGLang computes."""
+    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
+    experts = next((fields[name] for name in _NAMES_OF_EXPERTS if fields.get(name)), 0)
+    return DecoderConfig(
+        model_type=str(fields["model_type"]),
+        vocab_size=int(fields["vocab_size"]),
+        hidden_size=hidden,
+        intermediate_size=int(fields.get("intermediate_size") or 4 * hidden),
+        num_hidden_layers=int(fields["num_hidden_layers"]),
+        num_attention_heads=heads,
+        num_key_value_heads=int(fields.get("num_key_value_heads") or heads),
+        head_dim=int(fields.get("head_dim") or hidden // heads),
+        max_position_embeddings=int(fields.get("max_position_embeddings") or 131_072),
+        rms_norm_eps=1e-6,
+        rope_theta=1e4,
+        num_experts=int(experts),
+        num_experts_per_tok=int(fields.get("num_experts_per_tok") or 0),
+        moe_intermediate_size=int(
+            fields.get("moe_intermediate_size") or fields.get("intermediate_size") or 0
+        ),
+    )
+
+
+class DecoderSizes(NamedTuple):
+    """What bounds a decoder's engine; names as in ``EngineOptions``."""
+
+    max_running_requests: int
+    max_total_tokens: int
+    chunked_prefill_size: int
+    memory_bytes: int | None = None
+
+
+def decoder_sizes(
+    on_cpu: DecoderSizes,
+    gpu_requests: int,
+    demand_of: Callable[[Mapping[str, Any]], MemoryDemand],
+    gpu_id: int | None,
+    fraction: float | None,
+    args: Mapping[str, Any],
+) -> DecoderSizes:
+    """The sizes in a factory's ``args``; those that are None by the device and the share of its memory.
+
+    Args:
+        on_cpu: The defaults on a CPU.
+        gpu_requests: The default of ``max_running_requests`` on a GPU.
+        demand_of: The stage's demand, by its arguments.
+        gpu_id: The GPU; None for the CPU.
+        fraction: The stage's share of the GPU; None if it is alone there.
+        args: What the factory gets.
+
+    Raises:
+        ValueError: There is no such GPU, or the stage does not fit.
+    """
+    given = {name: args[name] for name in DecoderSizes._fields if args.get(name) is not None}
+    if gpu_id is None:
+        return on_cpu._replace(**given)
+    given.setdefault("max_running_requests", gpu_requests)
+    sizes = on_cpu
+    if not {"max_total_tokens", "chunked_prefill_size"} <= given.keys():
+        tokens, step = pool_on_gpu(demand_of({**args, **given}), gpu_id, fraction)
+        sizes = sizes._replace(max_total_tokens=tokens, chunked_prefill_size=step)
+    return sizes._replace(**given, memory_bytes=share_bytes(gpu_id, fraction))
 
 
 def pool_on_gpu(demand: MemoryDemand, gpu_id: int, fraction: float | None) -> tuple[int, int]:

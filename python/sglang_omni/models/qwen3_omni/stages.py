@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.loading import available_cores, default_engine, loading, placement
-from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, pool_on_gpu, share_bytes
+from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, DecoderSizes, decoder_sizes
 from sglang_omni.models.qwen3_omni.components.checkpoint import SAMPLE_RATE, Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.memory import GPU_CODEC_FRAMES, GPU_TALKER_REQUESTS, stage_demand
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
+    from sglang_omni.config.memory import MemoryDemand
     from sglang_omni.engines.options import Dtype, EngineKind, EngineOptions
     from sglang_omni.preprocessing.messages import MediaKind
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
@@ -340,32 +341,19 @@ def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | 
     )
 
 
-class _Sizes(NamedTuple):
-    max_running_requests: int
-    max_total_tokens: int
-    chunked_prefill_size: int
-    memory_bytes: int | None = None
-
-
-_CPU_SIZES = {"thinker": _Sizes(16, 32_768, 512), "talker": _Sizes(16, 65_536, 512)}
+_CPU_SIZES = {"thinker": DecoderSizes(16, 32_768, 512), "talker": DecoderSizes(16, 65_536, 512)}
 _GPU_REQUESTS = {"thinker": GPU_RUNNING_REQUESTS, "talker": GPU_TALKER_REQUESTS}
 
 
 def _sizes(
     checkpoint: Qwen3OmniCheckpoint, stage: str, gpu_id: int | None, fraction: float | None, **args: Any
-) -> _Sizes:
-    """The sizes in the factory's ``args``, those that are None by the device and the share of its memory."""
-    given = {name: args[name] for name in _Sizes._fields if args.get(name) is not None}
-    if gpu_id is None:
-        return _CPU_SIZES[stage]._replace(**given)
-    given.setdefault("max_running_requests", _GPU_REQUESTS[stage])
-    sizes = _CPU_SIZES[stage]
-    if not {"max_total_tokens", "chunked_prefill_size"} <= given.keys():
-        demand = stage_demand(checkpoint, stage, {**args, **given})
+) -> DecoderSizes:
+    def demand(args: Mapping[str, Any]) -> MemoryDemand:
+        demand = stage_demand(checkpoint, stage, args)
         assert demand is not None
-        tokens, step = pool_on_gpu(demand, gpu_id, fraction)
-        sizes = sizes._replace(max_total_tokens=tokens, chunked_prefill_size=step)
-    return sizes._replace(**given, memory_bytes=share_bytes(gpu_id, fraction))
+        return demand
+
+    return decoder_sizes(_CPU_SIZES[stage], _GPU_REQUESTS[stage], demand, gpu_id, fraction, args)
 
 
 def _threads() -> int:

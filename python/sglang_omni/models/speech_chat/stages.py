@@ -101,6 +101,7 @@ def create_thinker(
     max_new_tokens: int = 512,
     context_length: int | None = None,
     mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
     tp_rank: int = 0,
     tp_size: int = 1,
     nccl_port: int | None = None,
@@ -124,7 +125,8 @@ def create_thinker(
             it has room for.
         max_new_tokens: Limit of an answer to a request that sets none.
         context_length: A shorter context than the checkpoint's.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         tp_rank, tp_size: This process's rank, and the number of ranks.
         nccl_port: Port at which the ranks meet.
     """
@@ -151,6 +153,7 @@ def create_thinker(
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
         mem_fraction_static=mem_fraction_static,
+        total_gpu_memory_fraction=total_gpu_memory_fraction,
         tp=(tp_rank, tp_size, nccl_port),
     )
     thinker = SpeechChatThinker(load_tokenizer(checkpoint), sampling_defaults(checkpoint, max_new_tokens))

@@ -6,6 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.memory import (
+    GPU_RUNNING_REQUESTS,
+    DecoderSizes,
+    decoder_sizes,
+    text_model_demand,
+)
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
@@ -13,10 +19,6 @@ if TYPE_CHECKING:
     from sglang_omni.engines.options import DtypeChoice, EngineKind
     from sglang_omni.engines.request import EngineRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-
-# By device: requests at once, tokens of a step. A GPU computes many for little more time than one.
-_CPU_SIZES, _GPU_SIZES = (16, 512), (64, 8192)
-_CPU_KV_TOKENS = 16_384
 
 
 def create_preprocess(model_path: str, *, context_length: int | None = None) -> SimpleScheduler:
@@ -51,6 +53,7 @@ def create_thinker(
     context_length: int | None = None,
     prefix_cache: bool = True,
     mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
     tp_rank: int = 0,
     tp_size: int = 1,
     nccl_port: int | None = None,
@@ -73,7 +76,8 @@ def create_thinker(
         chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 8,192 on a GPU.
         context_length: A shorter context than the checkpoint's.
         prefix_cache: Whether requests share the keys and values of common prefixes.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         tp_rank: This process's rank.
         tp_size: The number of ranks.
         nccl_port: Port at which the ranks meet.
@@ -103,6 +107,7 @@ def create_thinker(
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
         mem_fraction_static=mem_fraction_static,
+        total_gpu_memory_fraction=total_gpu_memory_fraction,
         tp=(tp_rank, tp_size, nccl_port),
     )
     thinker = TextThinker(load_tokenizer(model_path), sampling_defaults(Path(model_path)))
@@ -123,6 +128,7 @@ def load_engine(
     max_total_tokens: int | None,
     chunked_prefill_size: int | None,
     mem_fraction_static: float | None,
+    total_gpu_memory_fraction: float | None,
     **options: Any,
 ) -> Engine[EngineRequest]:
     """The engine of a text checkpoint, with defaults by device; also for the thinkers of other pipelines.
@@ -131,8 +137,8 @@ def load_engine(
         checkpoint: Its directory.
         engine, dtype, gpu_id: As for ``create_thinker``.
         tp: This process's rank, the number of ranks, and the port at which they meet.
-        num_threads, max_running_requests, max_total_tokens, chunked_prefill_size, mem_fraction_static: As for
-            ``create_thinker``.
+        num_threads, max_running_requests, max_total_tokens, chunked_prefill_size: As for ``create_thinker``.
+        mem_fraction_static, total_gpu_memory_fraction: As for ``create_thinker``.
         options: Further fields of ``EngineOptions``.
 
     Raises:
@@ -145,8 +151,23 @@ def load_engine(
 
     fields = read_json(checkpoint / "config.json")
     computed_in, device = placement(dtype, gpu_id, fields.get("dtype") or fields.get("torch_dtype"))
-    requests, step_tokens = _CPU_SIZES if gpu_id is None else _GPU_SIZES
     ranks = tp[1]
+    sizes = decoder_sizes(
+        DecoderSizes(16, 16_384, 512),
+        GPU_RUNNING_REQUESTS,
+        lambda args: text_model_demand(checkpoint, args),
+        gpu_id,
+        total_gpu_memory_fraction,
+        {
+            **options,
+            "dtype": dtype,
+            "tp_size": ranks,
+            "max_running_requests": max_running_requests,
+            "max_total_tokens": max_total_tokens,
+            "chunked_prefill_size": chunked_prefill_size,
+            "mem_fraction_static": mem_fraction_static,
+        },
+    )
     kind = engine or default_text_engine(checkpoint, device)
     with loading(f"the language model from {checkpoint}, engine {kind!r}, {computed_in} on {device},"):
         return build_text_engine(
@@ -156,43 +177,12 @@ def load_engine(
                 dtype=computed_in,
                 device=device,
                 num_threads=num_threads or max(1, available_cores() // 2 // ranks),
-                max_running_requests=max_running_requests or requests,
-                max_total_tokens=max_total_tokens
-                or _default_kv_tokens(checkpoint, fields, gpu_id, ranks, mem_fraction_static, options),
-                chunked_prefill_size=chunked_prefill_size or step_tokens,
+                max_running_requests=sizes.max_running_requests,
+                max_total_tokens=sizes.max_total_tokens,
+                chunked_prefill_size=sizes.chunked_prefill_size,
+                memory_bytes=sizes.memory_bytes,
                 mem_fraction_static=mem_fraction_static,
                 tp=TensorParallel(*tp),
                 **options,
             ),
         )
-
-
-def _default_kv_tokens(
-    checkpoint: Path,
-    fields: dict[str, Any],
-    gpu_id: int | None,
-    ranks: int,
-    share: float | None,
-    options: dict[str, Any],
-) -> int:
-    from sglang_omni.engines.quantization import quantization_of
-    from sglang_omni.gpus import visible_gpus
-    from sglang_omni.models.text.memory import kv_bytes_per_token, kv_tokens, weight_bytes
-
-    if gpu_id is None:
-        return _CPU_KV_TOKENS
-    weights = weight_bytes(checkpoint)
-    if options.get("quantization") is not None and quantization_of(checkpoint) is None:
-        # Quantized while it is loaded, to 8 bits or fewer.
-        weights //= 2
-    return kv_tokens(
-        total_bytes=visible_gpus()[gpu_id].total_bytes,
-        weights=weights,
-        bytes_per_token=kv_bytes_per_token(
-            fields.get("text_config") or fields,
-            ranks,
-            1 if str(options.get("kv_cache_dtype")).startswith("fp8") else 2,
-        ),
-        ranks=ranks,
-        share=share,
-    )
