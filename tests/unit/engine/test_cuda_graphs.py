@@ -22,7 +22,7 @@ def a_step(device: str, name: str = "doubling") -> GraphedStep:
 
 
 def inputs_of(count: int, device: str) -> tuple[Tensor, Tensor]:
-    rows = torch.arange(count * 3.0, device=device).view(count, 3)
+    rows = torch.arange(count * 3.0, device=device).view(count, 3) + 100 * count
     return rows, torch.ones(count, 1, device=device)
 
 
