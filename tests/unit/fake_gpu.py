@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from sglang_omni.pipeline.stage.edges import cuda as lending
-from sglang_omni.relay.shm import cuda_ipc, device_copy, pinned
-from sglang_omni.relay.shm.cuda_driver import CudaError
+from sglang_omni.relay.shm import cuda_ipc, cuda_mappings, device_copy, pinned
+from sglang_omni.relay.shm.cuda_driver import CudaDriver, CudaError
+from sglang_omni.relay.shm.cuda_mappings import CudaMappings
 
 UUID = "0123-4567"
 STREAM = 7
@@ -29,7 +30,10 @@ class FakeDriver:
         room: Bytes of every allocation, counted from the address asked for.
         locked: ``(address, nbytes)`` locked now.
         opened: Addresses opened and not closed.
+        num_opened: How often an allocation was opened.
         device: The device of the last context.
+
+    As with the real one, each thread has a context of its own, and none at first.
     """
 
     def __init__(self) -> None:
@@ -38,14 +42,28 @@ class FakeDriver:
         self.calls: list[str] = []
         self.locked: list[tuple[int, int]] = []
         self.opened: list[int] = []
-        self._inside = 0
+        self.num_opened = 0
+        self._of_thread = threading.local()
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
         self.device = device
-        self._inside += 1
-        yield
-        self._inside -= 1
+        contexts = self._contexts()
+        contexts.append(device)
+        try:
+            yield
+        finally:
+            contexts.pop()
+
+    def _contexts(self) -> list[int]:
+        """Those that this thread has pushed."""
+        if not hasattr(self._of_thread, "contexts"):
+            self._of_thread.contexts = []
+        return self._of_thread.contexts
+
+    def _needs_context(self) -> None:
+        if not self._contexts():
+            raise CudaError("invalid device context (CUDA error 201)")
 
     def page_lock(self, address: int, nbytes: int) -> None:
         self._called("page_lock")
@@ -53,27 +71,33 @@ class FakeDriver:
         self.locked.append((address, nbytes))
 
     def page_unlock(self, address: int) -> None:
-        assert self._inside
+        self._needs_context()
         self.locked.remove(next(entry for entry in self.locked if entry[0] == address))
 
     def allocation(self, address: int) -> tuple[int, int]:
+        self._needs_context()
         return address & ~63, self.room
+
+    def allocation_number(self, address: int) -> int:
+        self._needs_context()
+        return 1
 
     def export_memory(self, start: int) -> bytes:
         self._called("export_memory")
         return start.to_bytes(8, "little").ljust(64, b"\0")
 
     def open_memory(self, handle: bytes) -> int:
-        assert self._inside
+        self._needs_context()
+        self.num_opened += 1
         self.opened.append(int.from_bytes(handle[:8], "little"))
         return self.opened[-1]
 
     def close_memory(self, start: int) -> None:
-        assert self._inside
+        self._needs_context()
         self.opened.remove(start)
 
     def _called(self, name: str) -> None:
-        assert self._inside, "without a context"
+        self._needs_context()
         self.calls.append(name)
         if self.refusal is not None:
             raise CudaError(self.refusal)
@@ -162,6 +186,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(cuda_ipc, "cuda_driver", lambda: gpu.driver)
+    mappings = CudaMappings(cast(CudaDriver, gpu.driver), cuda_ipc._later)
+    monkeypatch.setattr(cuda_ipc, "_mappings", lambda: mappings)
+    monkeypatch.setattr(cuda_mappings, "IDLE_SECONDS", 0.01)
     monkeypatch.setattr(pinned, "cuda_driver", lambda: gpu.driver)
     monkeypatch.setattr(pinned, "_memory", pinned.PinnedMemory())
     monkeypatch.setattr(device_copy, "_streams", {})

@@ -199,8 +199,8 @@ def test_streams_on_one_gpu_are_lent_if_the_relay_can(
     assert only(config).label == label
 
 
-def test_payloads_on_one_gpu_are_not_lent() -> None:
-    assert not only(pipeline(stage("a", "b", gpu=0, **QUARTER), stage("b", gpu=0, **QUARTER))).cuda_ipc
+def test_payloads_on_one_gpu_are_lent() -> None:
+    assert only(pipeline(stage("a", "b", gpu=0, **QUARTER), stage("b", gpu=0, **QUARTER))).cuda_ipc
 
 
 def test_ranks_do_not_lend() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sysconfig
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ DRIVER = r"""
 #include <cuda.h>
 #include <string.h>
 
-static long depth, pushed_for;
+static _Thread_local long depth, pushed_for;  // a fresh thread has no context
 #define EXPECT(condition) if (!(condition)) return CUDA_ERROR_INVALID_VALUE
 #define INSIDE if (depth == 0) return CUDA_ERROR_INVALID_CONTEXT
 
@@ -42,6 +44,12 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *size, CUdeviceptr p) {
     INSIDE;
     *start = p & ~0xfffUL;
     *size = 7UL << 32;
+    return CUDA_SUCCESS;
+}
+CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr p) {
+    INSIDE;
+    EXPECT(attribute == CU_POINTER_ATTRIBUTE_BUFFER_ID && p == 9UL << 40);
+    *(unsigned long long *)data = 13UL << 40;
     return CUDA_SUCCESS;
 }
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr p) {
@@ -100,10 +108,37 @@ def test_every_call_has_the_arguments_of_the_header(driver: CudaDriver) -> None:
         driver.page_lock(5 << 40, 3 << 33)
         driver.page_unlock(5 << 40)
         assert driver.allocation((9 << 40) + 100) == (9 << 40, 7 << 32)
+        assert driver.allocation_number(9 << 40) == 13 << 40
         assert driver.export_memory(9 << 40) == bytes(range(64))
         assert driver.open_memory(bytes(range(64))) == 11 << 40
         driver.close_memory(11 << 40)
     assert driver._lib.context_depth() == 0
+
+
+CALLS: dict[str, Callable[[CudaDriver], object]] = {
+    "page_lock": lambda driver: driver.page_lock(5 << 40, 3 << 33),
+    "page_unlock": lambda driver: driver.page_unlock(5 << 40),
+    "allocation": lambda driver: driver.allocation(9 << 40),
+    "allocation_number": lambda driver: driver.allocation_number(9 << 40),
+    "export_memory": lambda driver: driver.export_memory(9 << 40),
+    "open_memory": lambda driver: driver.open_memory(bytes(range(64))),
+    "close_memory": lambda driver: driver.close_memory(11 << 40),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_fresh_thread_has_no_context_until_it_takes_one(driver: CudaDriver, name: str) -> None:
+    with driver.on(2), ThreadPoolExecutor(1) as thread:
+        with pytest.raises(CudaError, match=r"\(CUDA error 201\)"):
+            thread.submit(CALLS[name], driver).result()
+
+        def inside() -> None:
+            with driver.on(3):
+                assert driver._lib.context_of() == 13
+                CALLS[name](driver)
+
+        thread.submit(inside).result()
+        assert driver._lib.context_of() == 12, "the other thread's own"
 
 
 def test_a_refusal_is_the_drivers_own_text_and_leaves_the_context(driver: CudaDriver) -> None:

@@ -1,4 +1,4 @@
-"""Stream chunks between processes on one GPU: tensors lent in place, and copied where that cannot be."""
+"""Between processes on one GPU, tensors are lent in place, and copied where that cannot be."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ import torch
 from fake_gpu import STREAM, UUID, FakeEvent, FakeGpu, install
 from waiting import until
 
-from sglang_omni.pipeline.relay_io import read_stream_chunk, send_stream_chunk
-from sglang_omni.proto import codec
+from sglang_omni.pipeline.relay_io import read_payload, read_stream_chunk, send_stream_chunk
+from sglang_omni.pipeline.stage.edges.cuda import CudaIpcEdge
+from sglang_omni.pipeline.stage.edges.edge import Payload
+from sglang_omni.pipeline.stage.edges.fan_out import FanOut
+from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge
+from sglang_omni.proto import OmniRequest, StagePayload, codec
 from sglang_omni.relay import RelayReadError
 from sglang_omni.relay.shm.cuda_driver import CudaError
 from sglang_omni.relay.shm.cuda_ipc import CudaLender, borrow
@@ -150,7 +154,7 @@ async def test_memory_is_kept_until_the_last_view_is_gone(gpu: FakeGpu, sender: 
     assert sender.loans.lent() == {"next": 60}
     del part
     await until(lambda: sender.loans.lent() == {})
-    assert gpu.driver.opened == []
+    await until(lambda: gpu.driver.opened == [])
     assert gpu.synchronized > 0
 
 
@@ -191,6 +195,78 @@ async def test_a_killed_reader_gives_back(gpu: FakeGpu, sender: ShmRelay) -> Non
     await until(lambda: sender.loans.lent() == {})
 
 
+# --- payloads ----------------------------------------------------------------------------------
+
+
+async def hand_on(relay: ShmRelay, payload: StagePayload, fan_out: FanOut | None = None) -> Any:
+    """What announces a payload to a stage on the same GPU."""
+    wire = Wire()
+
+    async def endpoint_of(target: str) -> str:
+        return ""
+
+    def watch(*_: Any) -> None:
+        raise AssertionError("a relay that lends has no put to wait for")
+
+    relayed = RelayedEdge("first", "next", lambda target: relay, wire, endpoint_of, watch)
+    item = Payload("r", "first", None if fan_out is not None else payload, fan_out=fan_out)
+    await CudaIpcEdge("next", lambda target: relay, relayed).send(item)
+    return wire.sent[0]
+
+
+def encoded(rows: torch.Tensor, *levels: torch.Tensor) -> StagePayload:
+    return StagePayload("r", OmniRequest("hi"), {"visuals": [{"embeds": rows, "deepstack": list(levels)}]})
+
+
+async def test_a_payloads_tensors_stay_where_they_are(gpu: FakeGpu, sender: ShmRelay) -> None:
+    rows, level = gpu.tensor(torch.ones(50_000)), gpu.tensor(torch.zeros(50_000))
+    sent = encoded(rows, level)
+    wire = await hand_on(sender, sent)
+    assert wire["loan"] is not None
+    assert "inline" in wire, "nothing is left that would need room in shared memory"
+    payload = await read_payload(ShmRelay("reader"), "r", wire)
+    assert payload.request == sent.request
+    (visual,) = payload.data["visuals"]
+    assert visual["embeds"].data_ptr() == rows.data_ptr()
+    assert visual["deepstack"][0].data_ptr() == level.data_ptr()
+    assert sent.data["visuals"][0]["embeds"] is rows, "the sender's own payload was changed"
+    assert sender.loans.lent() == {"next": 400_000}
+    del payload, visual
+    await until(lambda: sender.loans.lent() == {})
+
+
+async def test_a_payload_that_is_taken_back_frees_what_it_lent(gpu: FakeGpu, sender: ShmRelay) -> None:
+    wire = await hand_on(sender, encoded(gpu.tensor(torch.ones(10))))
+    sender.cleanup("r")
+    await until(lambda: sender.loans.lent() == {})
+    with pytest.raises(RelayReadError, match="stale"):
+        await read_payload(ShmRelay("reader"), "r", wire)
+
+
+async def test_a_payload_beyond_the_readers_share_is_copied(gpu: FakeGpu, sender: ShmRelay) -> None:
+    big = gpu.tensor(torch.ones(200_000))
+    gpu.driver.room = big.nbytes + 64
+    first, second = [await hand_on(sender, encoded(big)) for _ in range(2)]
+    assert ("loan" in first, "loan" in second) == (True, False)
+    payload = await read_payload(ShmRelay("reader"), "r", second)
+    assert torch.equal(payload.data["visuals"][0]["embeds"], big)
+    sender.cleanup("r")
+
+
+async def test_what_several_stages_get_as_one_object_is_copied(gpu: FakeGpu, sender: ShmRelay) -> None:
+    rows = gpu.tensor(torch.ones(10_000))
+    wire = await hand_on(sender, encoded(rows), FanOut(sender, encoded(rows)))
+    assert "loan" not in wire
+    payload = await read_payload(ShmRelay("reader"), "r", wire)
+    assert torch.equal(payload.data["visuals"][0]["embeds"], rows)
+
+
+async def test_a_payload_without_tensors_on_the_gpu_goes_as_ever(gpu: FakeGpu, sender: ShmRelay) -> None:
+    wire = await hand_on(sender, encoded(torch.ones(3)))
+    assert "loan" not in wire
+    assert gpu.driver.calls == []
+
+
 # --- where nothing is lent -------------------------------------------------------------------
 
 
@@ -221,8 +297,7 @@ async def test_memory_that_cannot_be_exported_is_copied_and_the_reason_logged_on
         assert data.data_ptr() != source.data_ptr()
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warnings == [
-        "Stream chunks for 'next' are copied although it is on the same GPU: "
-        "cuIpcGetMemHandle: invalid argument"
+        "Tensors for 'next' are copied although it is on the same GPU: cuIpcGetMemHandle: invalid argument"
     ]
 
 
@@ -281,7 +356,7 @@ async def test_a_reader_that_collects_chunks_gets_copies_before_the_tickets_run_
 
 
 def described(**changes: Any) -> dict[str, Any]:
-    row = {"dtype": "float32", "shape": [2], "stride": [1], "handle": bytes(64), "offset": 0}
+    row = {"dtype": "float32", "shape": [2], "stride": [1], "handle": bytes(64), "number": 1, "offset": 0}
     return {"device": UUID, "event": bytes(64), "tensors": [row | changes]}
 
 
@@ -295,6 +370,7 @@ def described(**changes: Any) -> dict[str, Any]:
         (described() | {"tensors": [7]}, "not the description of a lent tensor"),
         (described(dtype="load"), "unknown torch dtype 'load'"),
         (described(dtype=3), "not the description"),
+        (described(number="1"), "not the description"),
         (described(shape=[-1]), "cannot have shape"),
         (described(shape=[True]), "cannot have shape"),
         (described(shape=["2"]), "cannot have shape"),
@@ -328,7 +404,7 @@ async def test_a_number_without_a_tensor_is_an_error(gpu: FakeGpu, sender: ShmRe
     lent = gpu.tensor(torch.ones(1))
     two = await send(sender, [lent, gpu.tensor(torch.ones(1))])
     one = await send(sender, lent)
-    with pytest.raises(ValueError, match="the chunk has 1 lent tensors, not one of number 1"):
+    with pytest.raises(ValueError, match="there are 1 lent tensors, not one of number 1"):
         await read_stream_chunk(ShmRelay("reader"), "r", two | {"loan": one["loan"]})
 
 
@@ -360,3 +436,22 @@ def test_the_same_allocation_is_exported_once_a_chunk(gpu: FakeGpu) -> None:
     whole = torch.arange(16.0)
     CudaLender().describe([whole, whole[1:3], whole[4:]])
     assert gpu.driver.calls == ["export_memory"]
+
+
+# --- allocations that are open -----------------------------------------------------------------
+
+
+async def test_an_allocation_is_opened_once_for_all_loans_in_it(gpu: FakeGpu, sender: ShmRelay) -> None:
+    whole = gpu.tensor(torch.arange(40.0))
+    parts = [gpu.tensor(whole[start : start + 4]) for start in range(0, 16, 4)]
+    # Each part has another address, and torch gives all of them one allocation.
+    gpu.driver.allocation = lambda address: (whole.data_ptr(), 160)  # type: ignore[method-assign]
+    reader = ShmRelay("reader")
+    kept = [(await read_stream_chunk(reader, "r", await send(sender, parts[:2])))[0]]
+    kept += [(await read_stream_chunk(reader, "r", await send(sender, part)))[0] for part in parts[2:]]
+    assert gpu.driver.num_opened == 1
+    assert [part.tolist() for part in (*kept[0], *kept[1:])] == [part.tolist() for part in parts]
+    assert len(gpu.driver.opened) == 1
+    del kept
+    await until(lambda: gpu.driver.opened == [])
+    assert sender.loans.lent() == {}

@@ -77,12 +77,12 @@ def test_a_stage_without_a_gpu_shares_none(tmp_path: Path) -> None:
     assert specs["p"].stages[0].same_gpu_targets == set()
 
 
-def test_only_streams_are_lent_on_a_gpu(tmp_path: Path) -> None:
+def test_payloads_are_lent_on_a_gpu_without_a_stream(tmp_path: Path) -> None:
     half = {"resources": {"total_gpu_memory_fraction": 0.5}}
     specs = plan(
         tmp_path, stage("a", "p", gpu=0, runtime=half, next="b"), stage("b", "q", gpu=0, runtime=half)
     )
-    assert specs["p"].stages[0].same_gpu_targets == set()
+    assert specs["p"].stages[0].same_gpu_targets == {"b"}
 
 
 def test_each_rank_of_a_stage_has_a_process_and_the_first_has_its_io(tmp_path: Path) -> None:

@@ -27,8 +27,7 @@ class Edge:
         reason: Why this transport, in words.
         relay: The backend that both ends open for the edge; None if none is needed. An edge within a process
             needs one for payloads that a fan-out gives to several stages as one object.
-        cuda_ipc: True if GPU tensors of stream chunks stay on the GPU that both ends share, and only a handle
-            to them is sent.
+        cuda_ipc: True if GPU tensors stay on the GPU that both ends share, and only a handle to them is sent.
     """
 
     source: str
@@ -173,8 +172,7 @@ def _plan_edge(
         return Edge(source.name, target.name, tuple(kinds), LOCAL_OBJECT, reason, shared)
     backend, reason = _backend(source, target, config)
     is_lent = (
-        "stream" in kinds
-        and source.node == target.node
+        source.node == target.node
         and stage.tp_size == 1
         and bool(source.gpu_ids)
         and source.gpu_ids == target.gpu_ids

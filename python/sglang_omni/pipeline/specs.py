@@ -36,7 +36,7 @@ class StageLaunchConfig:
         send_over: Target instance -> relay backend that carries the edge.
         receive_over: Source instance -> relay backend that carries the edge.
         same_process_targets: Target instances in its own process, which get the payload object itself.
-        same_gpu_targets: Target instances of streams in other processes on the stage's own GPU.
+        same_gpu_targets: Target instances in other processes on the stage's own GPU.
         tp_address: The socket where the stage's ranks meet; None if it is one process.
         nccl_port: The port where their model's collectives begin; a new one at each start.
     """

@@ -60,7 +60,7 @@ class Outgoing:
         stream_targets: Where untargeted chunks go; to the caller if there are none.
         get_stream_done_targets: ``f(request_id, output)`` names the stream targets whose stream ends with the
             result; without it, all of them.
-        same_gpu_targets: Stream targets on the same GPU, in other processes.
+        same_gpu_targets: Targets on the same GPU, in other processes.
         same_process_targets: Targets in this process, reached through ``dispatcher``.
         dispatcher: The stages of this process.
         fail: ``fail(request_id, error)`` ends a request; the error as it was raised, or its text.

@@ -71,7 +71,7 @@ class Stage:
         stream_targets: Where untargeted stream chunks go; to the caller if there are none.
         get_stream_done_targets: ``f(request_id, output)`` names the stream targets whose stream ends with
             the result, None for none; all of them without it.
-        same_gpu_targets: Instances of stream targets on the same GPU, in other processes.
+        same_gpu_targets: Instances of targets on the same GPU, in other processes.
         same_process_targets: Instances of targets in this process, reached through ``local_dispatcher``.
         can_accept_stream_before_payload: True if chunks may come before the payload of their request.
         is_terminal: True if the stage completes requests.

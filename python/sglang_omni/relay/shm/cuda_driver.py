@@ -18,6 +18,9 @@ _PORTABLE = 1
 # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is; it must be given.
 _LAZY_PEER_ACCESS = 1
 
+# CU_POINTER_ATTRIBUTE_BUFFER_ID.
+_BUFFER_ID = 7
+
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
@@ -122,6 +125,14 @@ class CudaDriver:
             "cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address)
         )
         return start.value, size.value
+
+    def allocation_number(self, address: int) -> int:
+        """The number of the allocation that ``address`` is in, which no other of this process ever has."""
+        number = ctypes.c_ulonglong()
+        self._call(
+            "cuPointerGetAttribute", ctypes.byref(number), ctypes.c_int(_BUFFER_ID), ctypes.c_uint64(address)
+        )
+        return number.value
 
     def export_memory(self, start: int) -> bytes:
         """A handle of ``IPC_HANDLE_BYTES`` by which another process can open the allocation at ``start``."""

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.relay.shm.cuda_driver import IPC_HANDLE_BYTES, CudaError, cuda_driver
+from sglang_omni.relay.shm.cuda_mappings import CudaMappings, OpenAllocation
 from sglang_omni.relay.shm.gpu_returns import when_gpu_is_done
 
 if TYPE_CHECKING:
@@ -94,7 +96,7 @@ class CudaLender:
 
     def _rows(self, tensors: Sequence[torch.Tensor], device: int) -> list[dict[str, Any]]:
         driver = cuda_driver()
-        handles: dict[int, bytes] = {}
+        exported: dict[int, tuple[bytes, int]] = {}
         rows = []
         with driver.on(device):
             for tensor in tensors:
@@ -103,13 +105,15 @@ class CudaLender:
                     "shape": list(tensor.shape),
                     "stride": list(tensor.stride()),
                     "handle": None,
+                    "number": 0,
                     "offset": 0,
                 }
                 if tensor.numel():
                     start, _ = driver.allocation(tensor.data_ptr())
-                    if start not in handles:
-                        handles[start] = driver.export_memory(start)
-                    row |= {"handle": handles[start], "offset": tensor.data_ptr() - start}
+                    if start not in exported:
+                        exported[start] = driver.export_memory(start), driver.allocation_number(start)
+                    handle, number = exported[start]
+                    row |= {"handle": handle, "number": number, "offset": tensor.data_ptr() - start}
                 rows.append(row)
         return rows
 
@@ -186,6 +190,7 @@ def _checked_row(row: Any) -> dict[str, Any]:
             "shape": list(shape),
             "stride": list(stride),
             "handle": (bytes() | None) as handle,
+            "number": int(number),
             "offset": int(offset),
         }:
             pass
@@ -209,7 +214,14 @@ def _checked_row(row: Any) -> dict[str, Any]:
         raise ValueError(f"the handle of memory has {IPC_HANDLE_BYTES} bytes, not {len(handle)}")
     if offset < 0 or offset % dtype.itemsize:
         raise ValueError(f"a lent tensor of {name} cannot begin at byte {offset}")
-    return {"dtype": dtype, "shape": shape, "stride": stride, "handle": handle, "offset": offset}
+    return {
+        "dtype": dtype,
+        "shape": shape,
+        "stride": stride,
+        "handle": handle,
+        "number": number,
+        "offset": offset,
+    }
 
 
 def _wait_for(device: int, event: bytes) -> None:
@@ -237,14 +249,13 @@ def _open(row: dict[str, Any], device: int, ticket: object) -> torch.Tensor:
     if row["handle"] is None:
         return torch.empty(0, dtype=dtype, device=_device(device)).as_strided(shape, stride)
     nbytes = span_of(shape, stride) * dtype.itemsize
-    driver = cuda_driver()
-    with driver.on(device):
-        start = driver.open_memory(row["handle"])
-        # From here on its end closes it, whatever happens.
-        memory = _BorrowedMemory(device, start, row["offset"], nbytes, ticket)
-        _, size = driver.allocation(start)
-    if row["offset"] + nbytes > size:
-        raise ValueError(f"bytes {row['offset']} to {row['offset'] + nbytes} of an allocation of {size}")
+    mapping = _mappings().take(device, row["handle"], row["number"])
+    # From here on its end gives it back, whatever happens.
+    memory = _BorrowedMemory(mapping, row["offset"], nbytes, ticket)
+    if row["offset"] + nbytes > mapping.nbytes:
+        raise ValueError(
+            f"bytes {row['offset']} to {row['offset'] + nbytes} of an allocation of {mapping.nbytes}"
+        )
     return _as_tensor(memory).view(dtype).as_strided(shape, stride)
 
 
@@ -264,26 +275,36 @@ def _as_tensor(memory: _BorrowedMemory) -> torch.Tensor:
 class _BorrowedMemory:
     """Part of another process's allocation, open here."""
 
-    def __init__(self, device: int, start: int, offset: int, nbytes: int, ticket: object) -> None:
-        self.device = device
-        self.start = start
+    def __init__(self, mapping: OpenAllocation, offset: int, nbytes: int, ticket: object) -> None:
+        self.device = mapping.key[0]
+        self.mapping = mapping
         self.ticket = ticket
         self.__cuda_array_interface__ = {
             "version": 2,
             "typestr": "|u1",
             "shape": (nbytes,),
             "strides": None,
-            "data": (start + offset, False),
+            "data": (mapping.start + offset, False),
         }
 
     def __del__(self) -> None:
-        when_gpu_is_done(self.device, partial(_close, self.device, self.start, self.ticket))
+        when_gpu_is_done(self.device, partial(_give_back, self.mapping, self.ticket))
 
 
-def _close(device: int, start: int, ticket: object) -> None:
-    """Close borrowed memory. Its ticket goes with this call, for the lender may have it back only then."""
-    with cuda_driver().on(device):
-        cuda_driver().close_memory(start)
+def _give_back(mapping: OpenAllocation, ticket: object) -> None:
+    """End a loan. Its ticket goes with this call, for the lender may have the memory back only then."""
+    _mappings().give_back(mapping)
+
+
+@cache
+def _mappings() -> CudaMappings:
+    return CudaMappings(cuda_driver(), _later)
+
+
+def _later(seconds: float, step: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, step)
+    timer.daemon = True
+    timer.start()
 
 
 # --- the GPU's name ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The edge between processes on one GPU: chunks' tensors of that GPU stay where they are (CUDA IPC)."""
+"""The edge between processes on one GPU: tensors of that GPU stay where they are (CUDA IPC)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_omni.pipeline.stage.edges.edge import Item, OutgoingEdge, StreamChunk
+from sglang_omni.pipeline.stage.edges.edge import Item, OutgoingEdge, Payload, StreamChunk
+from sglang_omni.proto import StagePayload
 from sglang_omni.proto.codec import register_type
 from sglang_omni.relay.base import Relay
 from sglang_omni.relay.shm.cuda_driver import is_cuda_in_use
@@ -22,7 +23,7 @@ _reported: set[str] = set()
 
 @dataclass(frozen=True)
 class IpcHandle:
-    """Stands in a chunk for the exported tensor of this number."""
+    """Stands for the exported tensor of this number."""
 
     number: int
 
@@ -31,12 +32,14 @@ register_type(IpcHandle)
 
 
 class CudaIpcEdge:
-    """Exports the tensors of chunks, and leaves all else to a relayed edge to the same target.
+    """Exports the tensors of payloads and chunks, and leaves all else to a relayed edge to the same target.
+
+    What several targets get as one object is left to the relayed edge as well, unless it is a chunk.
 
     Args:
         target: The target's instance.
         relay_to: Returns the relay that exports, which is the relayed edge's; may raise RuntimeError.
-        relayed: Carries the chunks with the handles in them, and everything that has no tensors to export.
+        relayed: Carries items with the handles in them, and everything that has no tensors to export.
     """
 
     def __init__(self, target: str, relay_to: Callable[[str], Relay], relayed: OutgoingEdge) -> None:
@@ -52,21 +55,27 @@ class CudaIpcEdge:
             if exported is not None:
                 data, metadata = chunk
                 item = replace(item, data=data, metadata=metadata, fan_out=None, exported=exported)
+        elif type(item) is Payload and item.fan_out is None:
+            payload: StagePayload = item.data
+            relay, target = self._relay_to(self._target), self._target
+            data, exported = await export_tensors(relay, payload.data, item.request_id, target)
+            if exported is not None:
+                item = replace(item, data=replace(payload, data=data), exported=exported)
         await self._relayed.send(item)
 
 
 async def export_tensors(
-    relay: Relay, chunk: Any, request_id: str, target: str
+    relay: Relay, data: Any, request_id: str, target: str
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Exports the tensors of this process's GPU in a chunk's dicts, lists and tuples.
+    """Exports the tensors of this process's GPU in dicts, lists and tuples.
 
-    If that is impossible, the chunk stays as it is and the reason is logged once.
+    If that is impossible, the data stay as they are and the reason is logged once.
 
     Returns:
-        The chunk to write, and what ``import_tensors`` needs beside it; None if nothing is exported.
+        The data to write, and what ``import_tensors`` needs beside it; None if nothing is exported.
     """
     if not is_cuda_in_use():
-        return chunk, None
+        return data, None
     tensors: list[Any] = []
 
     def take_out(value: Any) -> Any:
@@ -75,9 +84,9 @@ async def export_tensors(
         tensors.append(value)
         return IpcHandle(len(tensors) - 1)
 
-    outline = _replace(chunk, take_out)
+    outline = _replace(data, take_out)
     if not tensors:
-        return chunk, None
+        return data, None
     try:
         if not relay.lends_tensors:
             raise CannotLend(f"the {type(relay).__name__} does not lend tensors")
@@ -86,15 +95,13 @@ async def export_tensors(
         reason = str(error)
         if reason not in _reported:
             _reported.add(reason)
-            logger.warning(
-                "Stream chunks for %r are copied although it is on the same GPU: %s", target, reason
-            )
-        return chunk, None
-    return (chunk, None) if exported is None else (outline, exported)
+            logger.warning("Tensors for %r are copied although it is on the same GPU: %s", target, reason)
+        return data, None
+    return (data, None) if exported is None else (outline, exported)
 
 
 async def import_tensors(relay: Relay, outline: Any, exported: Any) -> Any:
-    """The chunk that ``export_tensors`` was given.
+    """The data that ``export_tensors`` was given.
 
     Raises:
         ValueError: What came is malformed.
@@ -109,7 +116,7 @@ async def import_tensors(relay: Relay, outline: Any, exported: Any) -> Any:
             return value
         number = value.number
         if type(number) is not int or not 0 <= number < len(tensors):
-            raise ValueError(f"the chunk has {len(tensors)} lent tensors, not one of number {number!r:.50}")
+            raise ValueError(f"there are {len(tensors)} lent tensors, not one of number {number!r:.50}")
         return tensors[number]
 
     return _replace(outline, put_back)

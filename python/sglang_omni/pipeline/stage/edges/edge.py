@@ -27,6 +27,7 @@ class Payload:
         source: None is the coordinator.
         data: A StagePayload; for the coordinator the bare result; None with ``fan_out``.
         is_own: No other stage can see what the target does to ``data``.
+        exported: What the reader imports the payload's exported tensors with.
     """
 
     request_id: str
@@ -35,6 +36,7 @@ class Payload:
     replicas: Replicas = None
     fan_out: FanOut | None = None
     is_own: bool = False
+    exported: dict[str, Any] | None = None
     nbytes: int = 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from sglang_omni._core import PayloadPlan
@@ -193,6 +194,8 @@ class RelayedEdge:
             metadata, put = await item.fan_out.write(key, self._target)
         else:
             metadata, put = await write(relay, key, item.data, self._target)
+        if item.exported is not None:
+            metadata = {**metadata, "loan": item.exported}
         # The message leaves before the put is waited for: reading is what completes it.
         await self._announce(
             DataReadyMessage(key, self._source, self._target, metadata, replicas=item.replicas)
@@ -259,10 +262,12 @@ async def read_item(relay: Relay, message: DataReadyMessage) -> Payload | Stream
 async def read_payload(
     relay: Relay, request_id: str, metadata: Mapping[str, Any], trusted: bool = True
 ) -> StagePayload:
-    """The payload that was written under its request's id. Raises RelayReadError or ValueError."""
+    """The payload that was written under its request's id. Raises RelayError or ValueError."""
     payload = await read(relay, request_id, metadata, trusted)
     if not isinstance(payload, StagePayload):
         raise ValueError(f"expected a StagePayload, got {type(payload).__name__}")
+    if metadata.get("loan") is not None:
+        payload = replace(payload, data=await import_tensors(relay, payload.data, metadata["loan"]))
     return payload
 
 
