@@ -8,6 +8,7 @@ import pytest
 import torch
 from fake_cuda import DEVICE, Step, fake_gpu
 
+from sglang_omni.model_runner import media
 from sglang_omni.models.qwen3_omni import aggregate
 from sglang_omni.models.qwen3_omni.aggregate import MediaJoin
 from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
@@ -92,3 +93,12 @@ def test_a_copy_beside_what_was_lent_joins_it() -> None:
     assert state.media_embeds.device == torch.device(DEVICE)
     assert step.uploads - before == 2
     assert step.host_reads == 0
+
+
+def test_a_batch_may_hold_lent_and_copied_rows() -> None:
+    with fake_gpu():
+        parts = [rows(2, "cpu"), rows(3)]
+        with Step() as step:
+            whole = media._joined(parts)
+    assert (whole.device, whole.shape) == (torch.device(DEVICE), (5, HIDDEN))
+    assert (step.uploads, step.host_reads) == (1, 0)

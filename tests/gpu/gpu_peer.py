@@ -10,8 +10,11 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sglang_omni.pipeline.relay_io import read_blob, read_stream_chunk, send_stream_chunk
-from sglang_omni.proto import codec
+from sglang_omni.pipeline.relay_io import read_blob, read_payload, read_stream_chunk, send_stream_chunk
+from sglang_omni.pipeline.stage.edges.cuda import CudaIpcEdge
+from sglang_omni.pipeline.stage.edges.edge import Payload
+from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge
+from sglang_omni.proto import OmniRequest, StagePayload, codec
 
 
 class Peer:
@@ -52,6 +55,26 @@ def peer(**environment: str) -> Iterator[Peer]:
     finally:
         process.kill()
         process.join()
+
+
+async def payload(relay: Any, data: Any) -> Any:
+    """What announces a payload ``data`` to a stage on the same GPU."""
+    sent: list[Any] = []
+
+    class Wire:
+        async def send_to_stage(self, target: str, endpoint: str, message: Any) -> None:
+            sent.append(message.shm_metadata)
+
+    async def endpoint_of(target: str) -> str:
+        return ""
+
+    def watch(*_: Any) -> None:
+        raise AssertionError("a relay that lends has no put to wait for")
+
+    edge = RelayedEdge("first", "next", lambda target: relay, Wire(), endpoint_of, watch)
+    item = Payload("r", "first", StagePayload("r", OmniRequest("hi"), data))
+    await CudaIpcEdge("next", lambda target: relay, edge).send(item)
+    return sent[0]
 
 
 async def chunk(relay: Any, data: Any, metadata: dict[str, Any] | None = None) -> Any:
@@ -111,6 +134,11 @@ class _Steps:
         self.data, metadata = await read_stream_chunk(self.relay, "r", wire)
         self.data = {**self.data, **metadata}
         return {name: self._report(tensor) for name, tensor in self.data.items()}
+
+    async def read_payload(self, wire: Any) -> dict[str, Any]:
+        """Reads a payload ``{"rows": tensor, "levels": [tensor]}``."""
+        self.data = (await read_payload(self.relay, "r", wire)).data
+        return {"rows": self._report(self.data["rows"]), "level": self._report(self.data["levels"][0])}
 
     async def look(self, _: None) -> dict[str, Any]:
         return self._report(self.data)

@@ -1,4 +1,4 @@
-"""Stream chunks lent to another process on the same GPU."""
+"""Chunks and payloads lent to another process on the same GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from gpu_peer import Peer, chunk, peer
+from gpu_peer import Peer, chunk, payload, peer
 from waiting import until
 
 from sglang_omni.relay.shm.relay import ShmRelay
@@ -153,6 +153,44 @@ async def test_a_killed_reader_and_an_unread_chunk_give_back(relay: ShmRelay) ->
     await until(lambda: relay.loans.lent() == {})
     # torch's own way of sharing CUDA tensors would leave its counters there.
     assert not [name for name in set(os.listdir("/dev/shm")) - left if name.startswith("torch_")]
+
+
+async def test_a_payload_is_lent_and_given_back(relay: ShmRelay, reader: Peer) -> None:
+    rows, level = (torch.randn(1000, 2048, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    wire = await payload(relay, {"rows": rows, "levels": [level]})
+    assert "loan" in wire
+    assert "inline" in wire, "nothing of it is in shared memory"
+    got = await reader("read_payload", wire)
+    for found, source in ((got["rows"], rows), (got["level"], level)):
+        assert (found["device"], found["values"]) == ("cuda:0", values(source))
+    assert relay.loans.lent() == {"next": rows.nbytes + level.nbytes}
+    await reader("drop")
+    await until(lambda: relay.loans.lent() == {})
+
+
+async def test_a_killed_reader_gives_back_a_payload(relay: ShmRelay) -> None:
+    with peer() as doomed:
+        rows = torch.ones(1000, device="cuda")
+        await doomed("read_payload", await payload(relay, {"rows": rows, "levels": [rows]}))
+        assert relay.loans.lent() == {"next": 8000}
+        doomed.process.kill()
+        await until(lambda: relay.loans.lent() == {})
+
+
+async def test_memory_that_was_freed_and_taken_again_is_opened_again(relay: ShmRelay, reader: Peer) -> None:
+    """An allocation stays open for a moment: what comes after it at its place must not be taken for it."""
+    for value in range(1, 6):
+        source = torch.full((32 << 20,), value, dtype=torch.uint8, device="cuda")
+        got = await reader(
+            "read_payload", await payload(relay, {"rows": source[:100], "levels": [source[-100:]]})
+        )
+        assert got["rows"]["values"] == got["level"]["values"] == bytes([value]) * 100
+        await reader("drop")
+        await until(lambda: relay.loans.lent() == {})
+        del source
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 async def test_a_gpu_is_found_by_what_it_is_and_not_by_its_number(relay: ShmRelay) -> None:

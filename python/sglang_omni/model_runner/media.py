@@ -91,7 +91,13 @@ def deepstack_of(spans: Sequence[SequenceSpan]) -> Deepstack | None:
             levels.append(tuple(level[first:last] for level in state.deepstack))
     if not rows:
         return None
-    return Deepstack(torch.cat(rows), tuple(torch.cat(level) for level in zip(*levels, strict=True)))
+    return Deepstack(torch.cat(rows), tuple(_joined(level) for level in zip(*levels, strict=True)))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """One tensor, on the GPU if any of the parts is: a request's rows may have come as a copy on the host."""
+    device = next((part.device for part in parts if part.is_cuda), parts[0].device)
+    return torch.cat([part.to(device, non_blocking=True) for part in parts])
 
 
 def captures_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState]]:

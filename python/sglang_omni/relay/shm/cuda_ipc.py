@@ -251,7 +251,7 @@ def _open(row: dict[str, Any], device: int, ticket: object) -> torch.Tensor:
     nbytes = span_of(shape, stride) * dtype.itemsize
     mapping = _mappings().take(device, row["handle"], row["number"])
     # From here on its end gives it back, whatever happens.
-    memory = _BorrowedMemory(device, mapping, row["offset"], nbytes, ticket)
+    memory = _BorrowedMemory(mapping, row["offset"], nbytes, ticket)
     if row["offset"] + nbytes > mapping.nbytes:
         raise ValueError(
             f"bytes {row['offset']} to {row['offset'] + nbytes} of an allocation of {mapping.nbytes}"
@@ -275,10 +275,8 @@ def _as_tensor(memory: _BorrowedMemory) -> torch.Tensor:
 class _BorrowedMemory:
     """Part of another process's allocation, open here."""
 
-    def __init__(
-        self, device: int, mapping: OpenAllocation, offset: int, nbytes: int, ticket: object
-    ) -> None:
-        self.device = device
+    def __init__(self, mapping: OpenAllocation, offset: int, nbytes: int, ticket: object) -> None:
+        self.device = mapping.key[0]
         self.mapping = mapping
         self.ticket = ticket
         self.__cuda_array_interface__ = {
