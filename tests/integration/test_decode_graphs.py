@@ -112,7 +112,7 @@ def test_a_failed_capture_leaves_an_engine_without_graphs(
             graphs = scheduler.get_exec().graph.cuda_graph_config
             backends.append([graphs.decode.backend, graphs.prefill.backend])
             if len(backends) == 1:
-                raise RuntimeError("Capture cuda graph failed: no")
+                raise RuntimeError("Capture cuda graph failed: no\nPossible solutions: ...")
             capture(self)
 
         monkeypatch.setattr(scheduler.Scheduler, "init_all_cuda_graphs", fail_once)

@@ -20,9 +20,13 @@ Sampler = Callable[[Tensor, Sequence[SamplingRow]], Tensor]
 
 
 def sample_on_gpu(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """``logits`` keep their own device, and are changed all the same."""
+    """``logits`` keep their own device, and are changed all the same. Waiting for the GPU is an error."""
     on_gpu = logits.cuda()
-    tokens = sample(on_gpu, rows)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        tokens = sample(on_gpu, rows)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     logits.copy_(on_gpu)
     return tokens.cpu()
 

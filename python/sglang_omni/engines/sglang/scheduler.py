@@ -87,10 +87,14 @@ class HoldingScheduler(Scheduler):
                 raise
             # If the GPU itself has failed, this raises.
             torch.cuda.synchronize()
-            logger.warning("CUDA graphs cannot be captured, so steps run without them: %s", failure)
-            graphs = get_exec().graph.cuda_graph_config
-            graphs.decode.backend = graphs.prefill.backend = Backend.DISABLED
-            super().init_all_cuda_graphs()
+            reason = next(iter(str(failure).splitlines()), repr(failure))
+            logger.warning("CUDA graphs cannot be captured, so steps run without them: %s", reason)
+        else:
+            return
+        # The failure is forgotten by now, and with it the memory that its frames held.
+        graphs = get_exec().graph.cuda_graph_config
+        graphs.decode.backend = graphs.prefill.backend = Backend.DISABLED
+        super().init_all_cuda_graphs()
 
     # The parts that talk to SGLang's other processes are left out.
 
@@ -204,6 +208,8 @@ class HoldingScheduler(Scheduler):
                 decoder.load_step(spans)
         result = super().run_batch(batch, *args, **kwargs)
         if decoder is not None:
+            # Prompts' media may be large.
+            decoder.inputs = None
             self._collect_captured(decoder, batch, spans)
         # The only time in a step that the host waits for the device. SGLang has kept the next step's input.
         result.next_token_ids = result.next_token_ids.cpu()

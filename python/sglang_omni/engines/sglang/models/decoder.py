@@ -130,7 +130,8 @@ class OmniDecoder(nn.Module):
     states that are kept of them, belong to steps that extend prompts. Those read ``inputs``.
 
     Attributes:
-        inputs: Those of the next step that extends; None while SGLang warms up its kernels.
+        inputs: Those of a step that extends, set before it; None in other steps, and while SGLang warms up
+            its kernels.
         position_deltas: (request slots,) int64, what a generated token's position is beyond its index.
         step_rows: (requests, hidden_size), the input of the first layer in decode steps of a strategy.
         output_rows: (requests, hidden_size) after the last norm, of the last forward's last tokens; empty
