@@ -12,6 +12,7 @@ import pytest
 import torch
 from fake_cuda import DEVICE, Step, fake_gpu
 from fish_s2_oracle import CONFIG
+from graph_recorders import CountingRecorder
 from torch import Tensor
 
 from sglang_omni.engines import build
@@ -22,6 +23,7 @@ from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.runner import ModelRunner
 from sglang_omni.models.fish_s2_pro.components import checkpoint as checkpoint_module
+from sglang_omni.models.fish_s2_pro.components import dual_ar
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint, Heads
 from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy, dual_ar_decoder
 from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
@@ -54,7 +56,14 @@ class Shapes:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[OmniEngine]:
+def recorder() -> CountingRecorder | None:
+    return None
+
+
+@pytest.fixture
+def engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, recorder: CountingRecorder | None
+) -> Iterator[OmniEngine]:
     config = copy.deepcopy(CONFIG)
     config["text_config"] |= WIDTHS | TEXT
     config["audio_decoder_config"] |= WIDTHS | AUDIO | {"text_dim": WIDTHS["dim"]}
@@ -64,11 +73,13 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[OmniEngi
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     # In inference mode, operations would be counted before they are decomposed.
     monkeypatch.setattr(ModelRunner, "execute", inspect.unwrap(ModelRunner.execute))
-    monkeypatch.setattr(build, "recorder_for", lambda device, cuda_graph: None)
+    monkeypatch.setattr(build, "recorder_for", lambda device, cuda_graph: recorder)
+    monkeypatch.setattr(dual_ar, "recorder_for", lambda device, cuda_graph: recorder)
     checkpoint = FishS2Checkpoint.from_dir(tmp_path)
     with fake_gpu():
         strategy = FishDualARStrategy.from_checkpoint(checkpoint, torch.bfloat16, DEVICE)
         options = EngineOptions(dtype="bfloat16", device=DEVICE, max_total_tokens=4096, prefix_cache=False)
+        strategy.record_graphs(options.max_running_requests)
         yield build_omni_engine(dual_ar_decoder(checkpoint, strategy), options)
 
 
@@ -110,5 +121,21 @@ def test_drawing_asks_nothing_of_the_host(engine: OmniEngine, monkeypatch: pytes
     step(engine)
     frame = step(engine)
     assert frame.host_reads == 1
-    # One more, of what is drawn with.
-    assert frame.uploads == 3
+    # What is drawn with goes along with the tokens.
+    assert frame.uploads == 2
+
+
+@pytest.mark.parametrize("recorder", [CountingRecorder()])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_frame_is_two_replays(
+    engine: OmniEngine, recorder: CountingRecorder, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    monkeypatch.setattr("sglang_omni.model_runner.runner.sample", lambda logits, rows: logits.argmax(dim=-1))
+    speak(engine, temperature)
+    step(engine)
+    before = len(recorder.replayed)
+    frame = step(engine)
+    # The slow decoder's step, and all other codes of the frame.
+    assert len(recorder.replayed) - before == 2
+    assert (frame.host_reads, frame.uploads) == (1, 2)
+    assert frame.num_launches <= 20

@@ -11,6 +11,7 @@ import pytest
 import torch
 from engine_runs import finish, run
 from fish_s2_oracle import CODES, END, GROUPS, START, TEXT_TOKENS, FishS2
+from graph_recorders import FakeRecorder, recorder_on
 from safetensors.torch import load_file, save_file
 from sglang_engines import expect_short_answers
 
@@ -19,6 +20,7 @@ from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import EngineKind, EngineOptions
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.models.fish_s2_pro.components import dual_ar
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy, dual_ar_decoder
 from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
@@ -47,8 +49,10 @@ class Case(NamedTuple):
     kind: EngineKind
     device: str
 
-    def engine(self, **options: int) -> Engine:
+    def engine(self, *, record: bool = False, **options: int) -> Engine:
         strategy = FishDualARStrategy.from_checkpoint(self.checkpoint, torch.float32, self.device)
+        if record:
+            strategy.record_graphs(4)
         given = {"max_total_tokens": 1024, "num_threads": 1, "prefix_cache": False, **options}
         return build_engine(
             self.kind,
@@ -143,6 +147,17 @@ def test_drawn_codes_depend_on_the_seed_alone(case: Case) -> None:
     assert frames(again) == frames(alone[0])
     assert frames(other) == case.speeches[0].frames
     assert all(0 <= code < CODES for frame in frames(again) for code in frame)
+
+
+def test_frames_of_graphs_are_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = recorder_on(case.device)
+    monkeypatch.setattr(dual_ar, "recorder_for", lambda device, cuda_graph: recorder)
+    engine = case.engine(record=True)
+    together = [case.request(i) for i in range(4)]
+    run(engine, together)
+    case.check(together)
+    if isinstance(recorder, FakeRecorder):
+        assert len(recorder.replayed) >= max(len(speech.frames) for speech in case.speeches)
 
 
 def test_the_end_makes_no_frame(case: Case) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow, sample
-from sglang_omni.models.fish_s2_pro.components.draws import draw_codes
+from sglang_omni.models.fish_s2_pro.components.draws import draw_codes, draw_row
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 FILTERED = [
@@ -28,7 +28,8 @@ def test_draws_are_the_samplers(device: str, samplings: list[RequestSampling]) -
     for _ in range(30):
         uniforms = [[chance.random() for _ in range(2)] for _ in samplings]
         uniforms[0][0] = 0.0
-        choose = draw_codes(samplings, uniforms, torch.device(device))
+        drawn = [draw_row(s, numbers) for s, numbers in zip(samplings, uniforms, strict=True)]
+        choose = draw_codes(torch.tensor(drawn, dtype=torch.float64, device=device))
         for group in (1, 2):
             logits = torch.randn(len(samplings), 400, generator=generator) * 3
             rows = [SamplingRow(s, draws[group - 1]) for s, draws in zip(samplings, uniforms, strict=True)]

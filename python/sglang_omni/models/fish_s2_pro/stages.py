@@ -38,6 +38,7 @@ def create_dual_ar(
     max_total_tokens: int = 32_768,
     chunked_prefill_size: int = 512,
     mem_fraction_static: float | None = None,
+    cuda_graph: bool = True,
 ) -> OmniScheduler:
     """The stage from a prompt to frames of codes.
 
@@ -51,6 +52,7 @@ def create_dual_ar(
         max_total_tokens: Size of their common KV cache.
         chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
     """
     from sglang_omni.engines import EngineOptions, build_engine
     from sglang_omni.model_runner.loader import DTYPES
@@ -70,6 +72,7 @@ def create_dual_ar(
                 dtype=computed_in,
                 device=device,
                 mem_fraction_static=mem_fraction_static,
+                cuda_graph=cuda_graph,
                 num_threads=num_threads or available_cores(),
                 max_running_requests=max_running_requests,
                 max_total_tokens=max_total_tokens,
@@ -77,5 +80,6 @@ def create_dual_ar(
                 prefix_cache=False,
             ),
         )
+        strategy.record_graphs(max_running_requests, cuda_graph=cuda_graph)
     dual_ar = DualAR(checkpoint)
     return OmniScheduler(built, dual_ar.build_request, dual_ar.result)

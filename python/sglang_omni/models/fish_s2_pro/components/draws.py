@@ -10,41 +10,41 @@ from torch import Tensor
 from sglang_omni.model_runner.code_predictor import Choose
 from sglang_omni.model_runner.request_sampling import RequestSampling
 
+# Columns before a sequence's random numbers.
+_SETTINGS = 6
 
-def draw_codes(
-    samplings: Sequence[RequestSampling], uniforms: Sequence[Sequence[float]], device: torch.device
-) -> Choose:
+
+def draw_row(sampling: RequestSampling, uniforms: Sequence[float]) -> list[float]:
+    """A row of ``draw_codes``.
+
+    Args:
+        uniforms: (G - 1,), random numbers in [0, 1), one for each residual code.
+    """
+    filtered = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    top_k = float(sampling.top_k) if sampling.top_k > 0 else float("inf")
+    # A temperature of 0 divides nothing.
+    temperature = sampling.temperature or 1.0
+    drawn = float(sampling.temperature > 0.0)
+    return [temperature, sampling.top_p, sampling.min_p, top_k, drawn, float(filtered), *uniforms]
+
+
+def draw_codes(rows: Tensor) -> Choose:
     """Draws as ``model_runner.sampling.sample`` does with the same random numbers; penalties have no effect.
 
     Args:
-        samplings: Of each of the B sequences.
-        uniforms: (B, G - 1), random numbers in [0, 1), one for each residual code.
-        device: Of the logits.
+        rows: (B, 6 + G - 1) float64, of each sequence by ``draw_row``, on the device of the logits.
     """
-    settings = [
-        [max(s.temperature, 1e-30), s.top_p, s.min_p, s.top_k if s.top_k > 0 else 1e9] for s in samplings
-    ]
-    kinds = [[s.temperature > 0.0, s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0] for s in samplings]
-    # float64 holds the uniforms and every other number here exactly.
-    rows = [[*setting, *kind, *draws] for setting, kind, draws in zip(settings, kinds, uniforms, strict=True)]
-    numbers = torch.tensor(rows, dtype=torch.float64).to(device, non_blocking=True)
-    temperature, top_p, min_p = numbers[:, :3].float().unsqueeze(-1).unbind(1)
-    top_k = numbers[:, 3:4]
-    is_drawn, is_filtered = numbers[:, 4] > 0, numbers[:, 5:6] > 0
-    some_filtered, some_plain = any(kind[1] for kind in kinds), not all(kind[1] for kind in kinds)
+    temperature, top_p, min_p = rows[:, :3].float().unsqueeze(-1).unbind(1)
+    top_k, is_drawn, is_filtered = rows[:, 3:4], rows[:, 4] > 0, rows[:, 5:6] > 0
 
     def choose(logits: Tensor, group: int) -> Tensor:
         logits = logits.float()
-        likeliest, highest = logits.argmax(dim=-1), logits.amax(dim=-1, keepdim=True)
-        scaled = (logits - highest) / temperature
-        uniform = numbers[:, 5 + group : 6 + group]
-        chosen = likeliest.unsqueeze(1)
-        if some_plain:
-            chosen = _invert(scaled.softmax(dim=-1), uniform)
-        if some_filtered:
-            filtered = _draw_filtered(scaled, top_k, top_p, min_p, uniform)
-            chosen = torch.where(is_filtered, filtered, chosen) if some_plain else filtered
-        return torch.where(is_drawn, chosen.squeeze(1), likeliest)
+        scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+        uniform = rows[:, _SETTINGS + group - 1 : _SETTINGS + group]
+        filtered = _draw_filtered(scaled, top_k, top_p, min_p, uniform)
+        plain = _invert(scaled.softmax(dim=-1), uniform)
+        chosen = torch.where(is_filtered, filtered, plain).squeeze(1)
+        return torch.where(is_drawn, chosen, logits.argmax(dim=-1))
 
     return choose
 

@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from sglang_omni.engines.options import DecoderSpec, WeightNames
-from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
+from sglang_omni.model_runner.code_predictor import CodePredictor
+from sglang_omni.model_runner.cuda_graphs import GraphedStep, batch_size_for, recorder_for
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackSink, FeedbackWorker
+from sglang_omni.model_runner.host_copies import to_device
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FAST, SLOW, FishS2Checkpoint
-from sglang_omni.models.fish_s2_pro.components.draws import draw_codes
+from sglang_omni.models.fish_s2_pro.components.draws import draw_codes, draw_row
 from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
 
 
@@ -49,6 +52,8 @@ class FishDualARStrategy:
         self._device = text_embed.device
         self._offsets = (torch.arange(groups) * checkpoint.fast.vocab_size).to(self._device)
         self._scale = (groups + 1) ** -0.5
+        self._likeliest = GraphedStep("the fast decoder", self._device, self._complete)
+        self._drawn = GraphedStep("the fast decoder, with draws,", self._device, self._complete)
 
     @classmethod
     def from_checkpoint(
@@ -117,7 +122,7 @@ class FishDualARStrategy:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _upload(self, numbers: Tensor) -> Tensor:
-        return numbers.to(self._device, non_blocking=True)
+        return to_device(numbers, self._device)
 
     def extract_output(
         self,
@@ -132,19 +137,47 @@ class FishDualARStrategy:
         if not speaking:
             return
         states = [_state(requests[index]) for index in speaking]
-        first = self._upload(torch.tensor([tokens[index] - self._start for index in speaking]))
         if len(speaking) < len(requests):
             hidden = hidden.index_select(0, self._upload(torch.tensor(speaking)))
-        codes = self._fast.predict(hidden, first, embedding(first, self._fast_embed), self._choose(states))
+        given = self._given([tokens[index] - self._start for index in speaking], states)
+        (codes,) = (self._likeliest if given.shape[1] == 1 else self._drawn)(hidden, given)
         for index, frame in zip(speaking, codes.unbind(), strict=True):
             outbox.put(requests[index], frame)
 
-    def _choose(self, states: Sequence[DualARState]) -> Choose | None:
-        """Chooses each frame's other codes with the sampling parameters of its first code."""
+    def record_graphs(self, max_running_requests: int, *, cuda_graph: bool = True) -> None:
+        """On a GPU, records the CUDA graphs of frames of up to ``max_running_requests`` requests at once.
+
+        Called before the first request. If they cannot be recorded, a warning says why, and all goes on.
+        """
+        recorder = recorder_for(self._device, cuda_graph=cuda_graph)
+        if recorder is None:
+            return
+        count = batch_size_for(max_running_requests)
+        greedy, drawn = RequestSampling(temperature=0.0), RequestSampling()
+        with torch.inference_mode(False), torch.no_grad():
+            hidden = self._fast_embed[:1].repeat(count, 1)
+            state = DualARState([], greedy)
+            given = self._given([0] * count, [state] * count)
+            if self._likeliest.record(recorder, (hidden, given.to(self._device))):
+                state = DualARState([], drawn)
+                given = self._given([0] * count, [state] * count)
+                self._drawn.record(recorder, (hidden, given.to(self._device)))
+
+    def _given(self, first_codes: Sequence[int], states: Sequence[DualARState]) -> Tensor:
+        """(B, 1) float64, first codes; if any sequence draws, with rows of ``draw_codes`` behind them."""
         if all(state.sampling.temperature == 0.0 for state in states):
-            return None
-        uniforms = [[state.draw() for _ in range(1, len(self._offsets))] for state in states]
-        return draw_codes([state.sampling for state in states], uniforms, self._device)
+            return torch.tensor([[float(code)] for code in first_codes], dtype=torch.float64)
+        draws = [[state.draw() for _ in range(1, len(self._offsets))] for state in states]
+        rows = [
+            [float(code), *draw_row(state.sampling, uniforms)]
+            for code, state, uniforms in zip(first_codes, states, draws, strict=True)
+        ]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _complete(self, hidden: Tensor, given: Tensor) -> tuple[Tensor]:
+        first = given[:, 0].long()
+        choose = draw_codes(given[:, 1:]) if given.shape[1] > 1 else None
+        return (self._fast.predict(hidden, first, embedding(first, self._fast_embed), choose),)
 
     def _frame_rows(self, codes: Tensor) -> Tensor:
         """Input rows (n, hidden size) of frames (n, G)."""
