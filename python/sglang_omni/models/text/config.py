@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
+from sglang_omni.models.memory import text_model_demand
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 
@@ -53,6 +56,25 @@ class TextPipelineConfig(PipelineConfig):
             (Path(self.model_path) / "config.json").read_text(encoding="utf-8")
         )
         return fields
+
+    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
+        """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
+        if stage.name != "thinker":
+            return None
+        return text_model_demand(self.model_path, {"tp_size": stage.tp_size, **args})
+
+    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
+        """Pipelines that take less memory, each with what to change for it."""
+        thinker = self.stage("thinker")
+        variant = self.model_copy(deep=True)
+        variant.stage("thinker").factory_args = {**thinker.factory_args, "quantization": "fp8"}
+        yield "--quantization fp8", variant
+        for ranks in (2, 4, 8):
+            if isinstance(thinker.gpu, int):
+                variant = self.model_copy(deep=True)
+                variant.stage("thinker").tp_size = ranks
+                variant.stage("thinker").gpu = list(range(thinker.gpu, thinker.gpu + ranks))
+                yield f"--tp-size {ranks}", variant
 
 
 def default_config(model_path: str) -> PipelineConfig:
