@@ -18,16 +18,17 @@ class FakeRecorder:
 
     Attributes:
         replayed: For each replay so far, its number in the order of recording.
+        recorded: How many recordings there are.
         refused: The recording that fails; -1 for none.
     """
 
     def __init__(self, refused: int = -1) -> None:
         self.replayed: list[int] = []
         self.refused = refused
-        self._recorded = 0
+        self.recorded = 0
 
     def record(self, run: Callable[[], tuple[Tensor, ...]]) -> Recording:
-        number, self._recorded = self._recorded, self._recorded + 1
+        number, self.recorded = self.recorded, self.recorded + 1
         if number == self.refused:
             raise RuntimeError("operation not permitted when stream is capturing")
         outputs = run()

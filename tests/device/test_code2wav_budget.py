@@ -9,6 +9,7 @@ from graph_recorders import CountingRecorder
 from published import PREDICTOR, code2wav, flash_attention
 
 from sglang_omni.models.qwen3_omni.components import code2wav as component
+from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.code2wav_scheduler import Chunking, Code2WavScheduler, _Piece
 
 STREAMS = 3
@@ -46,3 +47,28 @@ def test_a_chunk(*, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
                 assert step.num_launches <= 10
             else:
                 assert step.num_launches <= LAUNCHES
+
+
+def test_a_request_whose_frames_come_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "inference_mode", lambda mode=True: torch.no_grad())
+    with fake_gpu(), flash_attention():
+        scheduler = Code2WavScheduler(
+            code2wav(), DEVICE, CHUNK, left_context_size=None, first_chunk_size=CHUNK
+        )
+        session = scheduler._open_session()
+        assert not list(session.begin(StagePayload("r", OmniRequest(None, {}), None)))
+        reads = []
+        for number in range(2 * CHUNK):
+            frame = torch.zeros(1, PREDICTOR.num_code_groups, dtype=torch.long)
+            with Step() as step:
+                for done in session.feed(frame.to(DEVICE) if number % 5 else frame):
+                    if isinstance(done, _Piece):
+                        assert done.codes.device == torch.device(DEVICE)
+                        scheduler._decode([done])
+            reads.append(step.host_reads)
+        assert [number + 1 for number, read in enumerate(reads) if read] == [CHUNK, 2 * CHUNK]
+        assert max(reads) == 1
+        with Step() as step:
+            result = session.result()
+        assert step.host_reads == 1, "all codes at once"
+        assert result["codes"].shape == (2 * CHUNK, PREDICTOR.num_code_groups)

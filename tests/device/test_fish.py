@@ -14,6 +14,7 @@ from fake_cuda import DEVICE, Step, fake_gpu
 from fish_s2_oracle import CONFIG
 from torch import Tensor
 
+from sglang_omni.engines import build
 from sglang_omni.engines.build import build_omni_engine
 from sglang_omni.engines.engine import OmniEngine
 from sglang_omni.engines.options import EngineOptions
@@ -63,6 +64,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[OmniEngi
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     # In inference mode, operations would be counted before they are decomposed.
     monkeypatch.setattr(ModelRunner, "execute", inspect.unwrap(ModelRunner.execute))
+    monkeypatch.setattr(build, "recorder_for", lambda device, cuda_graph: None)
     checkpoint = FishS2Checkpoint.from_dir(tmp_path)
     with fake_gpu():
         strategy = FishDualARStrategy.from_checkpoint(checkpoint, torch.bfloat16, DEVICE)

@@ -77,8 +77,8 @@ def test_a_llama_is_placed_on_the_gpu(checkpoint: Path, monkeypatch: pytest.Monk
 
 def test_an_engine_gets_what_fits_the_gpu(checkpoint: Path, built: list[tuple[Any, EngineOptions]]) -> None:
     load(checkpoint, quantization=None, kv_cache_dtype="auto")
-    kind, options = built[-1]
-    assert kind == "sglang"
+    assert text_engines.default_text_engine(checkpoint, "cuda:0") == "sglang"
+    _, options = built[-1]
     assert (options.device, options.dtype) == ("cuda:0", "bfloat16")
     assert (options.max_running_requests, options.chunked_prefill_size) == (64, 8192)
     # 131,072 bytes a token: 32 layers x 8 heads x 128 x 2 x 2.
@@ -115,16 +115,27 @@ def test_dtypes() -> None:
     assert placement("float32", 0) == ("float32", "cuda:0")
 
 
-def test_a_gpu_without_sglang_falls_back(
+def test_a_gpu_without_sglangs_kernels_falls_back(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert text_engines.default_text_engine(checkpoint, "cuda:0") == "omni"
-    assert "SGLang is not installed" in caplog.text
+    def broken(*_: object) -> None:
+        raise ImportError("no kernels")
+
+    asked = []
+    monkeypatch.setattr("sglang_omni.engines.sglang.build.build_sglang_text_engine", broken)
+    monkeypatch.setattr(text_engines, "build_engine", lambda kind, *_: asked.append(kind))
+    on_gpu = EngineOptions(device="cuda:0", dtype="bfloat16")
+    (checkpoint / "config.json").write_text(json.dumps(LLAMA_8B | {"intermediate_size": 14336}))
+    text_engines.build_text_engine(None, checkpoint, on_gpu)
+    assert asked == ["omni"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no kernels" in caplog.text
+    with pytest.raises(ImportError, match="no kernels"):
+        text_engines.build_text_engine("sglang", checkpoint, on_gpu)
     (checkpoint / "config.json").write_text('{"model_type": "mistral"}')
-    assert text_engines.default_text_engine(checkpoint, "cuda:0") == "sglang"
     with pytest.raises(ImportError, match="model_type is 'mistral', which only engine 'sglang' computes"):
         text_engines.build_text_engine(None, checkpoint, EngineOptions())
+    assert asked == ["omni"]
 
 
 @pytest.mark.parametrize(

@@ -240,12 +240,29 @@ def test_tensors_that_do_not_fit(
         filled(runtime, tmp_path, Fp8Config.from_config(dict(FP8)))
 
 
-def test_sglang_is_told_of_the_quantization(fp8: Path, checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    from sglang_omni.engines.sglang.weights import write_config
+def test_sglang_is_told_of_the_quantization(
+    runtime: Any, fp8: Path, checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    from sglang.srt.configs.load_config import LoadConfig
+    from sglang.srt.configs.model_config import ModelConfig
 
-    for path, expected in ((fp8, FP8), (checkpoint.path, None)):
-        write_config(tmp_path, DecoderSpec.from_dir(path))
-        assert json.loads((tmp_path / "config.json").read_text()).get("quantization_config") == expected
+    from sglang_omni.engines.sglang.weights import quantization_of_model, write_config
+
+    for name, path in (("plain", checkpoint.path), ("fp8", fp8)):
+        (tmp_path / name).mkdir()
+        write_config(tmp_path / name, DecoderSpec.from_dir(path))
+    with runtime.active():
+        plain = ModelConfig(str(tmp_path / "plain"), dtype="bfloat16")
+        assert quantization_of_model(plain, LoadConfig()) is None
+        found = quantization_of_model(ModelConfig(str(tmp_path / "fp8"), dtype="bfloat16"), LoadConfig())
+        assert found is not None
+        assert found.get_name() == "fp8"
+        assert found.weight_block_size == [BLOCK, BLOCK]
+        assert f"{LEFT_OUT}" in found.ignored_layers
+        online = ModelConfig(str(tmp_path / "plain"), dtype="bfloat16", quantization="fp8")
+        assert not quantization_of_model(online, LoadConfig()).is_checkpoint_fp8_serialized
+        with pytest.raises(ValueError, match=r"computes in .*bfloat16.*: choose one of them as --dtype"):
+            quantization_of_model(ModelConfig(str(tmp_path / "fp8"), dtype="float32"), LoadConfig())
 
 
 def test_engines_on_a_cpu_refuse_what_is_quantized(fp8: Path, checkpoint: TinyCheckpoint) -> None:

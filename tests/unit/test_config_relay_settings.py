@@ -39,7 +39,7 @@ def test_shared_memory_stays_on_the_cpu_beside_a_relay_of_the_gpu() -> None:
     assert devices == {"shm": "cpu", "nccl": "cuda:0"}
     config.stages[0].relay = RelayConfig(device="cuda:1")
     devices = {name: options["device"] for name, options in relays_of(config, "a").items()}
-    assert devices == {"shm": "cpu", "nccl": "cuda:0"}
+    assert devices == {"shm": "cpu", "nccl": "cuda:1"}
 
 
 def test_the_hosts_address_is_where_networked_relays_are_reached() -> None:

@@ -17,6 +17,7 @@ from fake_machine import FakeMachine, gpu_uuid, slice_uuid
 from sglang_omni import gpus, launch_server
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.config.plan import PipelinePlan, plan_pipeline
+from sglang_omni.config.report import resolve_config
 from sglang_omni.engines.options import EngineOptions, TensorParallel
 from sglang_omni.engines.sglang.settings import server_args
 from sglang_omni.gpus import (
@@ -135,6 +136,21 @@ def test_ranks_and_replicas_of_a_text_model(fake_machine: FakeMachine, tmp_path:
     assert [replicated[f"thinker@r{number}"][0] for number in range(3)] == ["6", "2", "1"]
 
 
+def test_config_resolve_shows_the_gpu_as_a_factory_is_told_it() -> None:
+    def told(config: PipelineConfig) -> list[Any]:
+        stages = resolve_config(config)["stages"].values()
+        return [stage["factory_args"].get("gpu_id") for stage in stages]
+
+    takes_it = f"{__name__}.load"
+    config = text_model(3)
+    for stage in config.stages:
+        stage.factory = takes_it
+    assert told(config) == [None, 0, None]
+    config.stage("thinker").factory_args = {"gpu_id": 2}
+    config.stage("decode").process, config.stage("decode").gpu = "thinker", 3
+    assert told(config) == [None, 2, 3]
+
+
 async def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(
     fake_machine: FakeMachine, tmp_path: Path
 ) -> None:
@@ -147,6 +163,9 @@ async def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(
             message = rf"^stage 'thinker@r0': gpu 1 is not there: {text} visible, counted from 0$"
             with pytest.raises(ValueError, match=message):
                 await LocalLauncher("off").start(specs)
+
+
+def load(gpu_id: int | None = None) -> None: ...
 
 
 # --- fleets ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sglang_omni.config.factory_args import (
     unknown_argument,
 )
 from sglang_omni.config.imports import Signature, inspect_path
-from sglang_omni.config.instances import is_placeholder, stage_instances, stage_of
+from sglang_omni.config.instances import instances_of, is_placeholder, stage_instances, stage_of
 from sglang_omni.config.io import ConfigError, config_to_dict
 from sglang_omni.config.memory import MemoryPlan
 from sglang_omni.config.placement import gpu_label, resolve_stage_gpu_ids
@@ -102,7 +102,9 @@ def resolve_config(
         "stages": {
             stage.name: {
                 "factory": stage_factory_path(stage)[0],
-                "factory_args": to_jsonable_python(resolve_stage_factory_args(stage, config)),
+                "factory_args": to_jsonable_python(
+                    resolve_stage_factory_args(stage, config, gpu_id=_device_index(stage, plan))
+                ),
                 "gpus": resolve_stage_gpu_ids(plan.placement, stage),
             }
             for stage in config.stages
@@ -130,6 +132,15 @@ def describe_config(config: PipelineConfig) -> str:
         where = ("cpu" if gpu is None else f"gpu {gpu}") + (f", node {node}" if node is not None else "")
         lines.append(f"  {name} ({where}): {', '.join(stages)}")
     return "\n".join(lines)
+
+
+def _device_index(stage: StageConfig, plan: PipelinePlan) -> int | None:
+    """The stage's first GPU as its process counts, which sees one alone unless the config needs all."""
+    first = instances_of(stage)[0]
+    if not first.gpu_ids:
+        return None
+    process = plan.processes.stage_to_process.get(first.name)
+    return first.gpu_ids[0] if process in plan.processes.all_gpus else 0
 
 
 def _edges(stage: StageConfig, plan: PipelinePlan) -> Iterator[str]:

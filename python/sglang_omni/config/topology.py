@@ -36,12 +36,14 @@ class ProcessTopologyPlan:
         stage_to_process: Instance of a stage without TP -> its process.
         tp_stage_to_processes: Instance of a TP stage -> the processes of its ranks, which host nothing else.
         node_of: Process -> its host; None for the coordinator's.
+        all_gpus: Processes that see every GPU of their host, and not that of their stages alone.
     """
 
     groups: tuple[ProcessGroup, ...]
     stage_to_process: dict[str, str]
     tp_stage_to_processes: dict[str, tuple[str, ...]]
     node_of: dict[str, str | None]
+    all_gpus: frozenset[str] = frozenset()
 
 
 def build_process_topology_plan(
@@ -80,6 +82,11 @@ def build_process_topology_plan(
         tp_stage_to_processes={instance.name: names for instance, names in split.items()},
         node_of={name: instances[0].node for name, instances in processes.items()}
         | {name: instance.node for instance, names in split.items() for name in names},
+        all_gpus=frozenset(
+            name
+            for name, instances in processes.items()
+            if any(_names_gpus(it.stage, config) for it in instances)
+        ),
     )
     _check_names(plan)
     _check_shared_gpus(config, placement_plan, plan)
@@ -132,6 +139,17 @@ def _group_gpu(name: str, members: tuple[StageInstance, ...]) -> int | None:
             "give stages on different GPUs different values of 'process'"
         )
     return next(iter(gpus), None)
+
+
+def _names_gpus(stage: StageConfig, config: PipelineConfig) -> bool:
+    """Whether a stage's arguments or relay name a GPU by its number, besides its ``gpu``.
+
+    Such numbers count all GPUs of the machine, so that its process must see them all.
+    """
+    own = stage.executor.args if stage.executor is not None else stage.factory_args
+    arguments = {**own, **config.runtime_overrides.get(stage.name, {})}
+    devices = [arguments.get("device"), stage.relay.explicit_device if stage.relay is not None else None]
+    return "gpu_id" in arguments or any(str(device).startswith("cuda:") for device in devices)
 
 
 def _check_names(plan: ProcessTopologyPlan) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
-from math import prod
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.batch import DecodeGroup, ForwardBatch, KVSource, PagedBatch, PrefillSpan
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.decode_step import DecodeStep
+from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.sampling import SamplingRow
 from sglang_omni.model_runner.sequence import SequenceSpan
 
@@ -94,7 +94,7 @@ class BatchBuilder:
             for axis in rows.positions:
                 axis.extend(range(start + given + shift, stop + shift))
             pages = request.pages
-            rows.slots.extend(pages[p // size] * size + p % size for p in range(start, stop))
+            rows.slots.extend([pages[p // size] * size + p % size for p in range(start, stop)])
             if chunk.samples:
                 rows.logit_rows.append(len(rows.token_ids) - 1)
             rows.pages.append(pages)
@@ -113,7 +113,9 @@ class BatchBuilder:
             mask = self._causal(request.num_computed, count) if request.num_computed else None
             spans.append(PrefillSpan(first_row, count, source.of(ints), mask))
             first_row += count
-        return place.batch(rows, ints)._replace(
+        return place.batch(
+            rows,
+            ints,
             decode=[
                 DecodeGroup(
                     first,
@@ -138,7 +140,7 @@ class BatchBuilder:
         pages = numbers.add_rows([_padded(chunk.request.pages[:count], count) for chunk in chunks])
         ints = numbers.upload(torch.int32, self._device)
         paged = PagedBatch(first_rows.of(ints), used.of(ints), pages.of(ints), max(counts), max(lengths))
-        return place.batch(rows, ints.long())._replace(paged=paged)
+        return place.batch(rows, ints.long(), paged=paged)
 
     def _one_token_each(self, rows: _Rows, chunks: list[Chunk], decode: DecodeStep) -> ForwardBatch:
         """For a step of fixed shape, which CUDA graphs replay."""
@@ -161,8 +163,8 @@ class BatchBuilder:
             token_ids=step[:, 0],
             positions=step[:, 3:6].t() if self._mrope else step[:, 3],
             slots=step[:, 1],
-            decode=[],
-            prefill=[],
+            decode=(),
+            prefill=(),
             logit_rows=None,
             spans=rows.spans,
             pages=rows.pages,
@@ -209,10 +211,13 @@ class _Part(NamedTuple):
     """A tensor among a step's numbers."""
 
     first: int
-    shape: tuple[int, ...]
+    size: int
+    # 0 for one dimension.
+    num_rows: int = 0
 
     def of(self, numbers: Tensor) -> Tensor:
-        return numbers[self.first : self.first + prod(self.shape)].view(self.shape)
+        part = numbers.narrow(0, self.first, self.size)
+        return part.view(self.num_rows, -1) if self.num_rows else part
 
 
 class _Source(NamedTuple):
@@ -234,21 +239,18 @@ class _Numbers:
 
     def add(self, values: Sequence[int]) -> _Part:
         first = len(self._values)
-        self._values.extend(values)
-        return _Part(first, (len(values),))
+        self._values += values
+        return _Part(first, len(values))
 
     def add_rows(self, rows: Sequence[Sequence[int]]) -> _Part:
         """Rows of equal length."""
         first = len(self._values)
-        self._values.extend(chain.from_iterable(rows))
-        return _Part(first, (len(rows), len(rows[0])))
+        for row in rows:
+            self._values += row
+        return _Part(first, len(self._values) - first, len(rows))
 
     def upload(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if device.type == "cpu":
-            return torch.tensor(self._values, dtype=dtype)
-        # From pinned memory: the host goes on while the GPU copies.
-        host = torch.tensor(self._values, dtype=dtype, pin_memory=torch.cuda.is_available())
-        return host.to(device, non_blocking=True)
+        return to_device(torch.tensor(self._values, dtype=dtype), device)
 
 
 class _Rows(NamedTuple):
@@ -265,7 +267,7 @@ class _Rows(NamedTuple):
         everything = len(self.logit_rows) == len(self.token_ids)
         return _RowParts(
             numbers.add(self.token_ids),
-            numbers.add_rows(self.positions),
+            numbers.add_rows(self.positions) if len(self.positions) > 1 else numbers.add(self.positions[0]),
             numbers.add(self.slots),
             None if everything else numbers.add(self.logit_rows),
         )
@@ -279,18 +281,24 @@ class _RowParts(NamedTuple):
     slots: _Part
     logit_rows: _Part | None
 
-    def batch(self, rows: _Rows, numbers: Tensor) -> ForwardBatch:
-        """A batch with these rows, without what attention needs."""
-        positions = self.positions.of(numbers)
+    def batch(
+        self,
+        rows: _Rows,
+        numbers: Tensor,
+        decode: Sequence[DecodeGroup] = (),
+        prefill: Sequence[PrefillSpan] = (),
+        paged: PagedBatch | None = None,
+    ) -> ForwardBatch:
         return ForwardBatch(
             token_ids=self.token_ids.of(numbers),
-            positions=positions if len(rows.positions) > 1 else positions[0],
+            positions=self.positions.of(numbers),
             slots=self.slots.of(numbers),
-            decode=[],
-            prefill=[],
+            decode=decode,
+            prefill=prefill,
             logit_rows=None if self.logit_rows is None else self.logit_rows.of(numbers),
             spans=rows.spans,
             pages=rows.pages,
+            paged=paged,
         )
 
 

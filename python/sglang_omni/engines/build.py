@@ -17,6 +17,7 @@ from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache, attention
+from sglang_omni.model_runner.cuda_graphs import recorder_for
 from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
 from sglang_omni.model_runner.loader import DTYPES
@@ -97,6 +98,9 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     if not gathers:
         max_pages = min(num_pages, -(-context_length // page_size))
         decode = DecodeStep(model, cache, max_pages=max_pages)
+        recorder = recorder_for(device, cuda_graph=options.cuda_graph and tp.size == 1)
+        if recorder is not None:
+            decode.record_graphs(recorder, options.max_running_requests)
     scheduler = BatchScheduler(
         BatchPlanner(
             max_running_requests=options.max_running_requests,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 from pathlib import Path
@@ -19,19 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 def default_text_engine(model_path: Path, device: str) -> EngineKind:
-    """The engine for a text checkpoint: on a GPU SGLang's, on a CPU the faster one that knows the model.
-
-    Without SGLang, a GPU gets the engine "omni" if that knows the model, with a warning.
-    """
-    known = _fields(model_path).get("model_type") in FAMILIES and quantization_of(model_path) is None
-    if device == "cpu":
-        return "omni" if known else "sglang"
-    if known and importlib.util.find_spec("sglang") is None:
-        logger.warning(
-            "SGLang is not installed: %s is computed by engine 'omni', which is slower", model_path
-        )
-        return "omni"
-    return "sglang"
+    """The engine for a text checkpoint: on a GPU SGLang's, on a CPU the faster one that knows the model."""
+    return "omni" if device == "cpu" and _only_sglang(model_path) is None else "sglang"
 
 
 def build_text_engine(
@@ -40,32 +28,38 @@ def build_text_engine(
     """An engine for a text checkpoint.
 
     Args:
-        kind: None for ``default_text_engine``.
+        kind: None for ``default_text_engine``; if that is SGLang's, which cannot be loaded, for the engine
+            "omni" if it knows the model, with a warning.
         model_path: The checkpoint's directory.
         options: The engine's options.
 
     Raises:
-        ImportError: SGLang is needed, but is not installed or not of the supported version.
+        ImportError: SGLang is needed, but is not installed, not of the supported version, or lacks kernels.
         FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
     """
-    kind = kind or default_text_engine(model_path, options.device)
-    if kind != "sglang":
-        return build_engine(kind, DecoderSpec.from_dir(model_path), options)
-    if importlib.util.find_spec("sglang") is None and (reason := _only_sglang(model_path)) is not None:
-        raise ImportError(f"{model_path}: {reason}, which only engine 'sglang' computes: it is not installed")
-    from sglang_omni.engines.sglang.build import build_sglang_text_engine
+    chosen = kind or default_text_engine(model_path, options.device)
+    if chosen == "sglang":
+        from sglang_omni.engines.sglang.build import build_sglang_text_engine
 
-    return build_sglang_text_engine(model_path, options)
+        reason = _only_sglang(model_path)
+        try:
+            return build_sglang_text_engine(model_path, options)
+        except ImportError as exc:
+            if kind is not None:
+                raise
+            if reason is not None:
+                raise ImportError(
+                    f"{model_path}: {reason}, which only engine 'sglang' computes: {exc}"
+                ) from exc
+            logger.warning("SGLang cannot be used, so that engine 'omni' computes %s: %s", model_path, exc)
+            chosen = "omni"
+    return build_engine(chosen, DecoderSpec.from_dir(model_path), options)
 
 
 def _only_sglang(model_path: Path) -> str | None:
-    fields = _fields(model_path)
+    """Why only SGLang can compute a model; None if engine "omni" can as well."""
+    fields: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
     if fields.get("model_type") not in FAMILIES:
         return f"its model_type is {fields.get('model_type')!r}"
     method = quantization_of(model_path)
     return None if method is None else f"it is quantized ({method})"
-
-
-def _fields(model_path: Path) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    return fields

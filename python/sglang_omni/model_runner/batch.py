@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -81,8 +82,8 @@ class ForwardBatch(NamedTuple):
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
-    decode: list[DecodeGroup]
-    prefill: list[PrefillSpan]
+    decode: Sequence[DecodeGroup]
+    prefill: Sequence[PrefillSpan]
     logit_rows: Tensor | None
     spans: list[SequenceSpan]
     pages: list[list[int]]

@@ -1,4 +1,4 @@
-"""The step of sequences with one new token each, of fixed shape: what CUDA graphs replay."""
+"""The step of sequences with one new token each, of fixed shape, which CUDA graphs replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sglang_omni.model_runner.batch import ForwardBatch, PagedBatch
+from sglang_omni.model_runner.cuda_graphs import GraphedStep, Recorder, batch_size_for
 from sglang_omni.model_runner.decoder import Decoder
+from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.kv_cache import PagedKVCache
 
 # Columns of a row before its pages: token, slot, length, positions on three axes.
@@ -23,19 +25,35 @@ class DecodeStep:
         max_pages: The most pages of a sequence.
 
     Attributes:
-        sizes: The batch sizes that steps are filled up to; larger steps stay as they are.
+        max_rows: Steps of up to so many rows are filled up to the next of ``BATCH_SIZES``, and replayed.
     """
 
     def __init__(self, model: Decoder, cache: PagedKVCache, *, max_pages: int) -> None:
         self.max_pages = max_pages
-        self.sizes: tuple[int, ...] = ()
+        self.max_rows = 0
         self._model = model
         self._cache = cache
         self._mrope = model.config.mrope_section is not None
+        self._graphed = GraphedStep("the decoder's step", model.device, self._forward)
+
+    def record_graphs(self, recorder: Recorder, max_rows: int) -> None:
+        """Records CUDA graphs for steps of up to ``max_rows`` rows, before the first request.
+
+        If they cannot be recorded, a warning says why, and steps are computed without.
+        """
+        count = batch_size_for(max_rows)
+        with torch.inference_mode(False), torch.no_grad():
+            device = self._model.device
+            step = to_device(torch.tensor([self._no_sequence] * count, dtype=torch.int32), device)
+            hidden = torch.zeros(
+                count, self._model.config.hidden_size, dtype=self._model.dtype, device=device
+            )
+        if self._graphed.record(recorder, (step, hidden)):
+            self.max_rows = count
 
     def packed(self, rows: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """Rows (6 + max_pages,) of a step, and behind them as many of no sequence as fill its batch size."""
-        size = next((size for size in self.sizes if size >= len(rows)), len(rows))
+        size = batch_size_for(len(rows)) if len(rows) <= self.max_rows else len(rows)
         return [*rows, *[self._no_sequence] * (size - len(rows))]
 
     @property
@@ -55,17 +73,17 @@ class DecodeStep:
         count = len(hidden)
         if count < len(step):
             hidden = pad(hidden, (0, 0, 0, len(step) - count))
-        return self.forward(step, hidden)[0]
+        return self._graphed(step, hidden)[0]
 
-    def forward(self, step: Tensor, hidden: Tensor) -> tuple[Tensor]:
+    def _forward(self, step: Tensor, hidden: Tensor) -> tuple[Tensor]:
         """The step for B rows of input. Reads nothing on the host, and allocates by B alone."""
         numbers = step[:, :_COLUMNS].t().to(torch.int64, memory_format=torch.contiguous_format)
         batch = ForwardBatch(
             token_ids=numbers[0],
             positions=numbers[3:] if self._mrope else numbers[3],
             slots=numbers[1],
-            decode=[],
-            prefill=[],
+            decode=(),
+            prefill=(),
             logit_rows=None,
             spans=[],
             pages=[],

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from tqdm import tqdm
 
+from sglang_omni.model_runner.readahead import read_ahead
+
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -56,6 +58,7 @@ class Checkpoint:
         self._component = component
         self._device = device
         self._opened: dict[Path, Any] = {}
+        self._ahead: set[Path] = set()
         self._owner = self._find_tensors()
         self._left = {name for name in self._owner if name.startswith(component)}
         if not self._left:
@@ -152,8 +155,12 @@ class Checkpoint:
         if name not in self._owner:
             raise ValueError(f"checkpoint {self._directory} lacks the tensor {name!r}")
         path = self._owner[name]
+        file = self._open(path)
+        if path not in self._ahead:
+            self._ahead.add(path)
+            read_ahead(path, [left for left in self._left if self._owner[left] == path])
         try:
-            tensor: Tensor = self._open(path).get_tensor(name)
+            tensor: Tensor = file.get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{path} does not hold {name!r}, which the index puts there: {error}") from None
         if name in self._left:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sglang_omni.model_runner import loader
+from sglang_omni.model_runner import loader, readahead
 from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
 
 TENSORS = {
@@ -190,3 +192,46 @@ def test_progress_is_drawn_on_a_terminal_only(
     assert "Loading ear" in drawn[0]
     assert drawn[1] == ""
     assert [f"read ear from {sharded}" in record.message for record in caplog.records] == [True, True]
+
+
+def test_the_components_part_of_a_shard_is_read_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, in pieces, from its first tensor to its last, whichever is taken first."""
+    path = tmp_path / loader.SINGLE_FILE
+    tensors = {f"{part}.{n}": torch.full((300,), n, dtype=torch.uint8) for part in "abc" for n in range(4)}
+    save_file(tensors, path)
+    asked: list[tuple[int, int]] = []
+    done = threading.Event()
+
+    def advise(file: int, at: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        asked.append((at, length))
+        if sum(length for _, length in asked) == 1200:
+            done.set()
+
+    monkeypatch.setattr(readahead, "_LEAST_BYTES", 1000)
+    monkeypatch.setattr(readahead, "_PIECE_BYTES", 500)
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    checkpoint = Checkpoint(tmp_path, None, "b.")
+    assert asked == []
+    for n in (2, 0, 1, 3):
+        checkpoint.take_integers(f"b.{n}", (300,))
+    checkpoint.finish()
+    assert done.wait(60)
+    start = path.stat().st_size - 2 * 1200
+    assert asked == [(start, 500), (start + 500, 500), (start + 1000, 200)]
+
+
+def test_a_system_that_reads_nothing_ahead_loads_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_file({"a": torch.ones(300)}, tmp_path / loader.SINGLE_FILE)
+    monkeypatch.setattr(readahead, "_LEAST_BYTES", 0)
+    monkeypatch.delattr(os, "posix_fadvise")
+    checkpoint = Checkpoint(tmp_path, None)
+    assert torch.equal(checkpoint.take("a", (300,)), torch.ones(300))
+    for thread in threading.enumerate():
+        if thread.name.startswith("readahead"):
+            thread.join(60)
+    assert "is not read ahead" in caplog.text

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import run
+from graph_recorders import FakeRecorder
 from text_engines import greedy, prompts, serve_random_traffic, text_engine
 from tiny_checkpoints import TinyCheckpoint
 from torch import Tensor
@@ -73,27 +74,35 @@ def test_random_traffic_in_a_pool_that_is_too_small(tiny_checkpoint: Make) -> No
 
 
 @pytest.mark.usefixtures("paged")
-def test_rows_of_no_sequence_change_nothing(tiny_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = tiny_checkpoint("qwen3")
-    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=256)
-    steps: list[Tensor] = []
-    decode = engine.builder._decode
-    assert decode is not None
-    forward = decode.forward
-
-    def watched(step: Tensor, hidden: Tensor) -> tuple[Tensor]:
-        steps.append(step)
-        return forward(step, hidden)
-
-    monkeypatch.setattr(decode, "sizes", (4,))
-    monkeypatch.setattr(decode, "forward", watched)
+@pytest.mark.parametrize("shape", ["qwen3", "qwen3moe"])
+def test_graphs_are_replayed_for_batches_filled_up(
+    tiny_checkpoint: Make, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    checkpoint = tiny_checkpoint(shape)
+    recorder = FakeRecorder()
+    monkeypatch.setattr(build, "recorder_for", lambda device, cuda_graph: recorder)
+    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=256, max_running_requests=4)
     many = prompts(1, [9, 5, 20])
-    requests = [greedy(str(i), prompt, 9 + i) for i, prompt in enumerate(many)]
+    requests = [greedy(str(i), prompt, 9 + 3 * i) for i, prompt in enumerate(many)]
 
-    assert run(engine, requests) == [checkpoint.greedy(p, 9 + i) for i, p in enumerate(many)]
-    assert {len(step) for step in steps} == {4}
-    scratch = engine.runner.cache.scratch
-    assert all(step[-1, 1] == scratch.slot and step[-1, -1] == scratch.page for step in steps)
+    assert run(engine, requests) == [checkpoint.greedy(p, 9 + 3 * i) for i, p in enumerate(many)]
+    # Graphs of 4, 2 and 1 rows, in this order.
+    assert recorder.replayed == [*[0] * 8, *[1] * 3, *[2] * 3]
+
+
+@pytest.mark.usefixtures("paged")
+def test_a_refused_graph_is_told_and_done_without(
+    tiny_checkpoint: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = tiny_checkpoint("qwen3")
+    monkeypatch.setattr(build, "recorder_for", lambda device, cuda_graph: FakeRecorder(refused=1))
+    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=256)
+    (prompt,) = prompts(1, [9])
+
+    assert run(engine, [greedy("a", prompt, 9)]) == [checkpoint.greedy(prompt, 9)]
+    assert [r.message for r in caplog.records if "CUDA graphs" in r.message] == [
+        "the decoder's step is computed without CUDA graphs: operation not permitted when stream is capturing"
+    ]
 
 
 def why_not(dtype: torch.dtype = torch.bfloat16, page_size: int = 256, **shape: Any) -> str:

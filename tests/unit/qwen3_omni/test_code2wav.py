@@ -9,8 +9,10 @@ import torch
 from graph_recorders import DEVICES, FakeRecorder, recorder_on
 
 from sglang_omni.models.qwen3_omni.components import code2wav as component
+from sglang_omni.models.qwen3_omni.components import code_predictor
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.code2wav import Code2Wav, load_code2wav
+from sglang_omni.models.qwen3_omni.stages import create_code2wav, create_talker
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.scheduling.code2wav_scheduler import WindowStream
 
@@ -139,6 +141,26 @@ def test_a_graph_that_fails_leaves_the_codec_as_it_was(
         for piece in codes[..., :14].split([2, 4, 8], dim=-1):
             assert torch.equal(stream.decode(piece), plain.decode(piece))
     assert recorder.replayed == [3], "the first chunk's"
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_the_stages_record_their_graphs(
+    checkpoint: Qwen3OmniCheckpoint, monkeypatch: pytest.MonkeyPatch, *, cuda_graph: bool
+) -> None:
+    asked = []
+
+    def recorder_for(device: torch.device, *, cuda_graph: bool) -> FakeRecorder:
+        asked.append((device.type, cuda_graph))
+        return recorder
+
+    for module, create in ((component, create_code2wav), (code_predictor, create_talker)):
+        recorder = FakeRecorder()
+        monkeypatch.setattr(module, "recorder_for", recorder_for)
+        options = {"cuda_graph": cuda_graph} if create is create_code2wav else {}
+        create(str(checkpoint.path), num_threads=1, **options)
+        # Chunks of 2, 4, 8, 16 and 25 frames, 64 in a batch; 16 frames, with draws and without.
+        assert recorder.recorded == (6 + 5 + 4 + 3 + 2 if create is create_code2wav else 5 + 5)
+    assert asked == [("cpu", cuda_graph), ("cpu", True)]
 
 
 def pieces_of(sizes: list[int]) -> list[int]:

@@ -220,6 +220,21 @@ def test_pieces_of_several_requests_are_decoded_together() -> None:
         np.testing.assert_allclose(audio, model(codes.T.unsqueeze(0)).reshape(-1).numpy(), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("first", "size", "sizes"), [(2, 10, [2, 4, 8, 10]), (1, 3, [1, 2, 3]), (5, 5, [5, 5]), (9, 4, [4, 4])]
+)
+def test_sizes_are_those_that_streams_are_cut_into(first: int, size: int, sizes: list[int]) -> None:
+    model = BatchVocoder()
+    scheduler = Code2WavScheduler(model, "cpu", size, None, first_chunk_size=first)
+    scheduler.inbox.put(IncomingMessage("r", "new_request", StagePayload("r", OmniRequest(None, {}), None)))
+    scheduler.inbox.put(IncomingMessage("r", "stream_chunk", Item(frames(sum(sizes) + size))))
+    scheduler.inbox.put(IncomingMessage("r", "stream_done"))
+    with running(scheduler):
+        chunks = [scheduler.outbox.get(timeout=60) for _ in [*sizes, size]]
+    assert scheduler.chunking.sizes == sizes
+    assert [len(chunk.data["audio_data"]) for chunk in chunks] == [n * UPSAMPLE for n in [*sizes, size]]
+
+
 def test_codes_that_fail_in_a_batch_are_one_requests_error() -> None:
     bad = frames(6)
     bad[3, 1] = 1000

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from sglang.srt.configs.shared_experts import SharedExpertsConfig
 from sglang.srt.layers.quantization.base_config import QuantizationConfig
-from sglang.srt.model_loader.loader import BaseModelLoader, _get_quantization_config
+from sglang.srt.model_loader.loader import BaseModelLoader
 from sglang.srt.model_loader.utils import set_default_torch_dtype
-from sglang.srt.model_loader.weight_utils import default_weight_loader
+from sglang.srt.model_loader.weight_utils import default_weight_loader, get_quant_config
 from sglang.srt.runtime_context import get_model
 from torch import Tensor, nn
 
@@ -59,7 +59,7 @@ def loader_of(spec: DecoderSpec) -> type[BaseModelLoader]:
             pass
 
         def load_model(self, *, model_config: Any, device_config: Any) -> nn.Module:
-            quantization = _get_quantization_config(model_config, self.load_config)
+            quantization = quantization_of_model(model_config, self.load_config)
             model = build_and_fill(spec, quantization, model_config.dtype, device_config.device)
             for module in model.modules():
                 if (method := getattr(module, "quant_method", None)) is not None:
@@ -67,6 +67,33 @@ def loader_of(spec: DecoderSpec) -> type[BaseModelLoader]:
             return model.eval()
 
     return DecoderLoader
+
+
+def quantization_of_model(model_config: Any, load_config: Any) -> QuantizationConfig | None:
+    """How the weights are quantized, or are to be; None if they are not.
+
+    Args:
+        model_config: SGLang's ``ModelConfig``, from the file that ``write_config`` wrote.
+        load_config: SGLang's ``LoadConfig``.
+
+    Raises:
+        ValueError: The GPU, or the dtype, is not one that the quantization works with.
+    """
+    method = model_config.quantization
+    if method is None:
+        return None
+    config = get_quant_config(model_config, load_config, dict(OmniDecoder.packed_modules_mapping))
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        if (least := config.get_min_capability()) > 10 * major + minor:
+            raise ValueError(
+                f"quantization {method!r} needs a GPU of compute capability {least / 10}, this one has "
+                f"{major}.{minor}"
+            )
+    if model_config.dtype not in config.get_supported_act_dtypes():
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in config.get_supported_act_dtypes())
+        raise ValueError(f"quantization {method!r} computes in {names}: choose one of them as --dtype")
+    return config
 
 
 def build_and_fill(

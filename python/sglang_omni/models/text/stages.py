@@ -150,7 +150,7 @@ def load_engine(
     kind = engine or default_text_engine(checkpoint, device)
     with loading(f"the language model from {checkpoint}, engine {kind!r}, {computed_in} on {device},"):
         return build_text_engine(
-            kind,
+            engine,
             checkpoint,
             EngineOptions(
                 dtype=computed_in,

@@ -103,11 +103,13 @@ class RunPlan:
             host_address=self.host_address,
             keys=self.keys,
         )
-        launches = {}
-        for group in self.process_plan.groups:
-            members = [instances[name] for name in group.stage_names]
-            all_gpus = any(names_gpus(it.stage, self.config) for it in members)
-            launches[group.name] = tuple(wire(instance, all_gpus=all_gpus) for instance in members)
+        seeing_all = self.process_plan.all_gpus
+        launches = {
+            group.name: tuple(
+                wire(instances[name], all_gpus=group.name in seeing_all) for name in group.stage_names
+            )
+            for group in self.process_plan.groups
+        }
         for name, processes in self.process_plan.tp_stage_to_processes.items():
             address = str(self.runtime_dir.path / f"ranks_{name}.sock")
             for rank, process in enumerate(processes):
@@ -265,16 +267,6 @@ def plan_stage_launch(
     backends = dict.fromkeys([*launch.send_over.values(), *launch.receive_over.values()])
     relays = build_relay_configs(config, stage, backends, launch.device_index, host_address)
     return replace(launch, relay_configs=relays)
-
-
-def names_gpus(stage: StageConfig, config: PipelineConfig) -> bool:
-    """Whether a stage's arguments or relay name a GPU by its number, besides its ``gpu``.
-
-    Such numbers count all GPUs of the machine, so that its process must see them all.
-    """
-    arguments = merge_factory_args(stage, config)
-    devices = [arguments.get("device"), stage.relay.explicit_device if stage.relay else None]
-    return "gpu_id" in arguments or any(str(device).startswith("cuda:") for device in devices)
 
 
 def build_relay_configs(

@@ -93,7 +93,7 @@ def _local(model_path: str, revision: str | None, *, weights: bool) -> str:
     try:
         return str(hub.download(model_path, revision, weights=weights))
     except hub.HubError as exc:
-        raise LaunchError(f"--model-path {model_path}: {exc}") from exc
+        raise LaunchError(f"{model_path} is no directory here, so it is sought on the hub: {exc}") from exc
 
 
 def _pipeline_of(checkpoint: Path) -> str:
