@@ -28,7 +28,7 @@ from sglang_omni.gpus import (
     visible_devices,
     visible_gpus,
 )
-from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, place_on_gpu
+from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, place_on_gpus
 from sglang_omni.pipeline.processes.environment import process_environment, refuse_missing_gpus
 from sglang_omni.pipeline.processes.local import LocalLauncher
 from sglang_omni.pipeline.processes.plan import plan_run
@@ -58,7 +58,8 @@ def seen(config: PipelineConfig, folder: Path) -> dict[str, tuple[str | None, se
 def qwen3_omni(layout: str) -> PipelineConfig:
     """Qwen3-Omni's stages in a documented layout."""
     config = Qwen3OmniPipelineConfig(model_path="m")
-    place_on_gpu(config, 0)
+    place_on_gpus(config, [0])
+    config.placement.require_memory_fraction_for_colocation = False
     if layout in ("talker on another", "split"):
         for name in ("talker", "code2wav"):
             config.stage(name).gpu = 1

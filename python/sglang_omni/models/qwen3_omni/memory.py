@@ -14,7 +14,7 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpo
 
 # On a GPU; a CPU's are in the factories.
 GPU_TALKER_REQUESTS = 32
-GPU_CODEC_FRAMES = 256
+GPU_CODEC_FRAMES = 128
 # The talker's prompts are short, and its workspace is better spent on the thinker's KV.
 _TALKER_STEPS = (2048,)
 # Frames that a request may ask for unless the checkpoint or the request says otherwise.
@@ -119,10 +119,17 @@ def _code2wav(checkpoint: Qwen3OmniCheckpoint, args: Mapping[str, Any]) -> Memor
     for rate in codec["upsample_rates"]:
         length, channels = length * int(rate), channels // 2
         widest = max(widest, length * channels)
+    # Keys and values of earlier frames, of as many streams as first chunks are decoded at once: what graphs
+    # read, and what they write.
+    hidden = int(codec["hidden_size"])
+    heads, key_heads = int(codec["num_attention_heads"]), int(codec["num_key_value_heads"])
+    state = 2 * int(codec["num_hidden_layers"]) * hidden // heads * key_heads * int(codec["sliding_window"])
+    streams = frames // int(args.get("first_chunk_size") or 2)
+    # A residual unit holds its input, the activations' and convolutions' outputs.
+    elements = 6 * frames * widest + 2 * streams * state
     return MemoryDemand(
         weights=loaded_bytes(tensor_sizes(checkpoint.path), ("code2wav.",), dtype=dtype_of(args)),
-        # A residual unit holds its input, the activations' and convolutions' outputs.
-        workspace=_LIBRARIES + _GRAPHS + 6 * frames * widest * _item(args),
+        workspace=_LIBRARIES + _GRAPHS + elements * _item(args),
     )
 
 

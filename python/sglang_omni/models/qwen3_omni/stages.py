@@ -299,7 +299,7 @@ def create_code2wav(
         chunk_size: Frames of a chunk, 80 ms each.
         first_chunk_size: Frames of the first chunk; later chunks grow up to ``chunk_size``.
         max_batch_frames: Frames decoded at once, of requests whose chunks are equally long; by default 64 on
-            a CPU, 256 on a GPU. A larger value pays off with more cores: a request's first chunk waits for
+            a CPU, 128 on a GPU. A larger value pays off with more cores: a request's first chunk waits for
             the running batch.
         cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
     """
