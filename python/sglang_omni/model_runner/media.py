@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.sequence import SequenceSpan
-from sglang_omni.model_runner.upload import upload
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ def merge_media(hidden: Tensor, spans: Sequence[SequenceSpan]) -> None:
             rows.append(state.media_positions[first:last] + (span.first_row - span.start))
             embeds.append(state.media_embeds[first:last].to(hidden))
     if rows:
-        hidden[upload(torch.cat(rows), hidden.device)] = torch.cat(embeds)
+        hidden[to_device(torch.cat(rows), hidden.device)] = torch.cat(embeds)
 
 
 def deepstack_of(spans: Sequence[SequenceSpan]) -> Deepstack | None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.upload import upload
 
 # Filters look at this many of the likeliest tokens first, and at all tokens only if those do not suffice.
 CANDIDATES = 512
@@ -216,7 +216,7 @@ def sample_unread(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             [row.uniform for row in rows],
         ]
     # Doubles hold every index, and round to float32 as the parameters themselves do.
-    packed = upload(torch.tensor([n for part in parts for n in part], dtype=torch.float64), logits.device)
+    packed = to_device(torch.tensor([n for part in parts for n in part], dtype=torch.float64), logits.device)
     sizes = [len(part) for part in parts]
     doubles, floats = packed.split(sizes), packed.float().split(sizes)
     if histories:

@@ -29,9 +29,9 @@ from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateSink
+from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.media import captures_due
 from sglang_omni.model_runner.sequence import SequenceSpan
-from sglang_omni.model_runner.upload import upload
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +224,9 @@ class HoldingScheduler(Scheduler):
             return
         for index, state in captures_due(spans):
             slots = self.req_to_token_pool.req_to_token[batch.reqs[index].kv.req_pool_idx]
-            state.media_hidden = decoder.captured[slots[upload(state.media_positions, slots.device)].long()]
+            state.media_hidden = decoder.captured[
+                slots[to_device(state.media_positions, slots.device)].long()
+            ]
 
     def _feed_back(
         self,
@@ -238,7 +240,7 @@ class HoldingScheduler(Scheduler):
             return
         rows = decoder.output_rows[: len(spans)]
         if len(sampled) < len(spans):
-            rows = rows[upload(torch.tensor(sampled), rows.device)]
+            rows = rows[to_device(torch.tensor(sampled), rows.device)]
         decoder.feedback.output_rows = rows
         scheduled = FeedbackBatch(spans, [tokens[index] for index in sampled])
         strategy.extract_output(decoder, scheduled, [spans[index] for index in sampled], self._outbox)

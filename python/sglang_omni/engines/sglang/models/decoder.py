@@ -22,9 +22,9 @@ from sglang_omni.engines.sglang.inputs import ExtendInputs
 from sglang_omni.engines.sglang.models.mlp import SGLangDenseMLP, SGLangSparseMLP
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackBuffers, prefill
+from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.media import deepstack_of, has_media, merge_media
 from sglang_omni.model_runner.sequence import SequenceSpan
-from sglang_omni.model_runner.upload import upload
 
 
 class Attention(nn.Module):
@@ -211,7 +211,7 @@ class OmniDecoder(nn.Module):
         spans = () if inputs is None else inputs.spans
         deepstack = deepstack_of(spans)
         levels = () if deepstack is None else deepstack.levels
-        visual_rows = None if deepstack is None else upload(deepstack.rows, hidden.device)
+        visual_rows = None if deepstack is None else to_device(deepstack.rows, hidden.device)
         capture_layer = self._tap_layer if self.captured is not None and has_media(spans) else None
         if capture_layer == 0:
             self._capture(hidden, forward_batch)
@@ -239,7 +239,7 @@ class OmniDecoder(nn.Module):
         """(3, T) int64."""
         if inputs is None:
             return (positions + self.position_deltas[forward_batch.req_pool_indices]).expand(3, -1)
-        packed = upload(torch.cat((inputs.positions.flatten(), inputs.deltas)), positions.device)
+        packed = to_device(torch.cat((inputs.positions.flatten(), inputs.deltas)), positions.device)
         count = inputs.positions.numel()
         self.position_deltas[forward_batch.req_pool_indices] = packed[count:]
         return packed[:count].view(3, -1)
