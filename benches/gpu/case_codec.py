@@ -22,7 +22,7 @@ def run(bench: Bench) -> None:
     waves = {}
     for dtype in dtypes:
         codec = Code2Wav(module.to(dtype))
-        codec.record_graphs((2, 25), 400, cuda_graph=bench.on_gpu)
+        codec.record_graphs((2, 2, 25), 400, cuda_graph=bench.on_gpu)
         name = str(dtype).removeprefix("torch.")
         for frames in (2, 25):
             for count in (1, 8, 16) if bench.on_gpu else (1,):
