@@ -13,7 +13,7 @@ _MOST_STEPS = 100
 
 
 def warm_up(engine: Engine[RequestT], requests: Sequence[RequestT]) -> None:
-    """Computes requests of nobody. Afterwards the engine is as it was: empty caches, counters at zero.
+    """Computes requests of no caller. Afterwards the engine is as it was: empty caches, counters at zero.
 
     Ranks of one engine must call it with the same requests.
 
