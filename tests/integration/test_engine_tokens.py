@@ -19,6 +19,7 @@ from sglang_omni.engines.options import DecoderSpec, EngineKind
 from sglang_omni.proto import RequestError
 
 Make = Callable[..., TinyCheckpoint]
+DEVICES = ["cpu", *(["cuda:0"] if torch.cuda.is_available() else [])]
 # build(path, **options)
 Build = Callable[..., Any]
 
@@ -410,15 +411,30 @@ def test_sharded_checkpoint(tmp_path: Path) -> None:
     assert run(text_engine(tmp_path), [greedy("a", prompt, 10)]) == [checkpoint.greedy(prompt, 10)]
 
 
-def test_bfloat16_is_close_to_transformers(tiny_checkpoint: Make) -> None:
-    checkpoint = tiny_checkpoint("qwen3")
-    engine = text_engine(checkpoint.path, dtype="bfloat16")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", ["llama", "qwen3", "qwen3moe"])
+def test_float32_gives_the_same_tokens_on_every_device(
+    tiny_checkpoint: Make, shape: str, device: str
+) -> None:
+    checkpoint = tiny_checkpoint(shape)
+    engine = text_engine(checkpoint.path, device=device, chunked_prefill_size=16)
+    many = prompts(16, [1, 9, 40])
+    for _ in range(2):
+        answers = run(engine, [greedy(str(i), prompt, 12) for i, prompt in enumerate(many)])
+        assert answers == [checkpoint.greedy(prompt, 12) for prompt in many]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", ["qwen3", "qwen3moe"])
+def test_bfloat16_is_close_to_transformers(tiny_checkpoint: Make, shape: str, device: str) -> None:
+    checkpoint = tiny_checkpoint(shape)
+    engine = text_engine(checkpoint.path, dtype="bfloat16", device=device)
     (prompt,) = prompts(15, [20])
     engine.add(greedy("a", prompt, 1))
     step = engine.builder.build(engine.scheduler.schedule())
     with torch.inference_mode():
         hidden = engine.runner.forward(step.forward, engine.runner.input_rows(step.forward))
-        ours = engine.runner.model.logits(hidden)
+        ours = engine.runner.model.logits(hidden).cpu()
         exact = checkpoint.model(torch.tensor([prompt])).logits[0]
 
     assert engine.runner.model.dtype == torch.bfloat16
