@@ -29,18 +29,31 @@ logger = logging.getLogger(__name__)
 PAGE_SIZE = 16
 
 
-def build_engine(kind: EngineKind, spec: DecoderSpec, options: EngineOptions) -> Engine[EngineRequest]:
+def build_engine(kind: EngineKind | None, spec: DecoderSpec, options: EngineOptions) -> Engine[EngineRequest]:
     """An engine for ``spec``. Both kinds give the same tokens; they differ in speed.
+
+    Args:
+        kind: None for "omni" on a CPU, where it measured faster, and on a GPU for "sglang"; or if SGLang
+            cannot be loaded there, for "omni" with a warning.
+        spec: The decoder.
+        options: The engine's options.
 
     Raises:
         ImportError: SGLang is needed, but is not installed or not of the supported version.
         FileNotFoundError, ValueError: The checkpoint or an option is wrong.
     """
+    if kind is None and torch.device(options.device).type != "cpu":
+        try:
+            return build_engine("sglang", spec, options)
+        except ImportError as exc:
+            logger.warning(
+                "SGLang cannot be used, so that engine 'omni' computes %s: %s", spec.model_path, exc
+            )
     if kind == "sglang":
         from sglang_omni.engines.sglang.build import build_sglang_engine
 
         return build_sglang_engine(spec, options)
-    if kind == "omni":
+    if kind in (None, "omni"):
         return build_omni_engine(spec, options)
     raise ValueError(f"engine {kind!r} is not known; there are 'omni' and 'sglang'")
 

@@ -14,8 +14,10 @@ _MODELOPT_FILE = "hf_quant_config.json"
 
 
 def quantization_config(model_path: Path) -> Mapping[str, Any] | None:
-    """The ``quantization_config`` of a checkpoint's ``config.json``; None for one that is not quantized."""
-    fields = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    """The ``quantization_config`` of a checkpoint's ``config.json``; None if there is none."""
+    file = model_path / "config.json"
+    # A decoder's own reader may know a checkpoint of other files.
+    fields = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     for part in (fields, fields.get("thinker_config") or {}, fields.get("text_config") or {}):
         if found := part.get("quantization_config") or part.get("compression_config"):
             return dict(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import time
@@ -10,10 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sglang_omni.packages import install_line
-
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype, DtypeChoice, EngineKind
+    from sglang_omni.engines.options import Dtype, DtypeChoice
 
 logger = logging.getLogger(__name__)
 
@@ -35,16 +32,6 @@ def placement(dtype: DtypeChoice | None, gpu_id: int | None, stored: str | None 
     if gpu_id is None:
         return given or "float32", "cpu"
     return given or ("float16" if stored == "float16" else "bfloat16"), f"cuda:{gpu_id}"
-
-
-def default_engine(gpu_id: int | None) -> EngineKind:
-    """``"sglang"`` on a GPU, if it is installed; ``"omni"`` on a CPU, where it measured faster."""
-    if gpu_id is None:
-        return "omni"
-    if importlib.util.find_spec("sglang") is None:
-        logger.warning("SGLang is not installed: the engine is 'omni' (%s)", install_line("sglang"))
-        return "omni"
-    return "sglang"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -202,7 +203,8 @@ def test_rows_of_a_step_that_failed_are_gone() -> None:
             tp_worker.model.feedback.input_rows.append(torch.zeros(3, 2))
 
     strategy: Any = Failing()
-    runner = FeedbackARModelRunner(None, None, strategy)  # type: ignore[arg-type]
+    model: Any = SimpleNamespace(device=torch.device("cpu"))
+    runner = FeedbackARModelRunner(model, None, strategy)  # type: ignore[arg-type]
     batch: Any = FeedbackBatch([SequenceSpan(None, 4, 1, 0, True), SequenceSpan(None, 0, 3, 1, True)])
     with pytest.raises(OSError, match="no rows"):
         runner.input_rows(batch)

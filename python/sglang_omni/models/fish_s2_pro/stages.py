@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
-from sglang_omni.models.loading import available_cores, default_engine, loading, placement
+from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
@@ -61,12 +61,11 @@ def create_dual_ar(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = FishS2Checkpoint.from_dir(model_path)
-    kind = engine or default_engine(gpu_id)
     computed_in, device = placement(dtype, gpu_id)
-    with loading(f"the decoders of {checkpoint.path}, engine {kind!r}, {computed_in} on {device},"):
+    with loading(f"the decoders of {checkpoint.path}, {computed_in} on {device},"):
         strategy = FishDualARStrategy.from_checkpoint(checkpoint, DTYPES[computed_in], device)
         built = build_engine(
-            kind,
+            engine,
             dual_ar_decoder(checkpoint, strategy),
             EngineOptions(
                 dtype=computed_in,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.loading import available_cores, default_engine, loading, placement
+from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, DecoderSizes, decoder_sizes
 from sglang_omni.models.qwen3_omni.components.checkpoint import SAMPLE_RATE, Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.memory import GPU_CODEC_FRAMES, GPU_TALKER_REQUESTS, stage_demand
@@ -158,7 +158,6 @@ def create_thinker(
         context_length=context_length,
         tp_size=tp_size,
     )
-    kind = engine or default_engine(gpu_id)
     options = replace(
         _engine_options(dtype, gpu_id, num_threads),
         max_running_requests=sizes.max_running_requests,
@@ -174,8 +173,8 @@ def create_thinker(
         cuda_graph=cuda_graph,
         tp=TensorParallel(tp_rank, tp_size, nccl_port),
     )
-    with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
-        built = build_engine(kind, thinker_decoder(checkpoint, for_speech=speech), options)
+    with loading(f"the thinker of {checkpoint.path}, {options.dtype} on {options.device},"):
+        built = build_engine(engine, thinker_decoder(checkpoint, for_speech=speech), options)
         tokenizer = load_tokenizer(checkpoint.path)
     thinker = Qwen3OmniThinker(checkpoint, tokenizer, options.device)
     return OmniScheduler(
@@ -247,7 +246,6 @@ def create_talker(
         mem_fraction_static=mem_fraction_static,
         dtype=dtype,
     )
-    kind = engine or default_engine(gpu_id)
     options = replace(
         _engine_options(dtype, gpu_id, num_threads),
         max_running_requests=sizes.max_running_requests,
@@ -260,9 +258,9 @@ def create_talker(
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
     )
-    with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
+    with loading(f"the talker of {checkpoint.path}, {options.dtype} on {options.device},"):
         strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
-        built = build_engine(kind, talker_decoder(checkpoint, strategy), options)
+        built = build_engine(engine, talker_decoder(checkpoint, strategy), options)
         strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
     rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
     rules = rules.for_talker(checkpoint.config["talker_config"])
