@@ -1,0 +1,124 @@
+"""What ``sgl-omni serve`` starts for a checkpoint on machines whose GPUs only a driver of these tests has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_machine import FakeMachine
+from qwen3_omni_oracle import Oracle
+from tiny_checkpoints import TinyCheckpoint
+
+_STAGES = Path(__file__).with_name("stages_without_models")
+# A stage and the GPUs that its process sees.
+Seen = set[tuple[str, str | None]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Callable[..., Seen]:
+    """Starts a server whose stages load nothing, and ends it when it is up."""
+
+    def start(checkpoint: Path, *flags: str) -> Seen:
+        record, log = tmp_path / "stages", tmp_path / "log"
+        record.unlink(missing_ok=True)
+        environment = {"PYTHONPATH": str(_STAGES), "STAGES_FILE": str(record)}
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "sglang_omni", "serve", "--model-path", str(checkpoint)),
+                    *("--port", "0", "--mps", "off", "--parent-pid", str(os.getpid()), *flags),
+                ],
+                env=os.environ | environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            what = "replicas are" if "--dp-size" in flags else "is"
+            _wait_until(rf"{what} served on ", process, log)
+        finally:
+            process.terminate()
+            process.wait(60)
+        stages: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for line in record.read_text().splitlines():
+            entry = json.loads(line)
+            stages[entry["pid"]].append(entry)
+        for entries in stages.values():
+            # One process sees one list, and its only GPU has the index 0 in it.
+            assert len({entry["visible"] for entry in entries}) == 1
+            assert {entry["gpu_id"] for entry in entries} <= {None, 0}
+        return {(entry["stage"], entry["visible"]) for entries in stages.values() for entry in entries}
+
+    return start
+
+
+def _wait_until(line: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 240
+    while not re.search(line, text := log.read_text(errors="replace")):
+        assert process.poll() is None, text
+        assert time.monotonic() < deadline, text
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("gpus", [1, pytest.param(8, marks=pytest.mark.long)])
+def test_a_llama_has_a_gpu_for_each_replica(
+    fake_machine: FakeMachine,
+    serve: Callable[..., Seen],
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    gpus: int,
+) -> None:
+    fake_machine.has(gpus)
+    seen = serve(tiny_checkpoint("llama").path, *(["--dp-size", str(gpus)] if gpus > 1 else []))
+    tokenizing = {visible for stage, visible in seen if stage == "preprocess"}
+    thinking = {visible for stage, visible in seen if stage == "thinker"}
+    assert {stage for stage, _ in seen} == {"preprocess", "thinker"}
+    assert thinking == {str(gpu) for gpu in range(gpus)}
+    # A stage without a GPU sees what its replica sees.
+    assert tokenizing == ({None} if gpus == 1 else thinking)
+
+
+def test_a_qwen3_is_split_over_two_gpus(
+    fake_machine: FakeMachine, serve: Callable[..., Seen], tiny_checkpoint: Callable[..., TinyCheckpoint]
+) -> None:
+    fake_machine.has(2)
+    flags = ["--tp-size", "2", "--stage", "thinker.gpu=[0,1]"]
+    seen = serve(tiny_checkpoint("qwen3").path, *flags)
+    assert seen == {("preprocess", None), ("thinker", "0"), ("thinker", "1")}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "places"),
+    [
+        (1, [], {("0", "0")}),
+        (2, [], {("0", "1")}),
+        (8, [], {("0", "1")}),
+        pytest.param(
+            8,
+            ["--dp-size", "4"],
+            {("0", "1"), ("2", "3"), ("4", "5"), ("6", "7")},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_qwen3_omni_speaks_on_a_second_gpu_if_there_is_one(
+    fake_machine: FakeMachine,
+    serve: Callable[..., Seen],
+    qwen3_omni: Callable[..., Oracle],
+    gpus: int,
+    flags: list[str],
+    places: set[tuple[str, str]],
+) -> None:
+    fake_machine.has(gpus)
+    seen = serve(qwen3_omni().path, *flags)
+    for stage in ("thinker", "image_encoder", "audio_encoder"):
+        assert {visible for name, visible in seen if name == stage} == {place[0] for place in places}
+    for stage in ("talker", "code2wav"):
+        assert {visible for name, visible in seen if name == stage} == {place[1] for place in places}
