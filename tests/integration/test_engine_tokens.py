@@ -399,7 +399,7 @@ def test_several_engines_take_turns_in_one_process(tiny_checkpoint: Make, build_
 
 @pytest.mark.parametrize("option", [{"quantization": "fp8"}, {"kv_cache_dtype": "fp8_e4m3"}])
 def test_what_only_sglang_has(tiny_checkpoint: Make, option: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="no quantization of weights or cache: use engine 'sglang'"):
+    with pytest.raises(ValueError, match="is for engine 'sglang' on a GPU; engine 'omni' does without"):
         text_engine(tiny_checkpoint().path, **option)
 
 

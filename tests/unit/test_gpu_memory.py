@@ -330,7 +330,7 @@ def test_a_thinker_on_a_gpu_takes_what_its_share_leaves(
 
     install(monkeypatch, "H100 80GB")
     kind, options = options_of(create_thinker, omni, speech=True, gpu_id=0, total_gpu_memory_fraction=0.8)
-    assert (kind, options.device, options.dtype) == ("sglang", "cuda:0", "bfloat16")
+    assert (kind, options.device, options.dtype) == (None, "cuda:0", "bfloat16")
     assert options.max_running_requests == 64
     assert options.memory_bytes == int(0.8 * (81_008 << 20))
     assert options.max_total_tokens > 30_000
@@ -348,7 +348,7 @@ def test_a_thinker_on_a_cpu_is_as_ever(omni: str, options_of: Any) -> None:
     from sglang_omni.models.qwen3_omni.stages import create_thinker
 
     kind, options = options_of(create_thinker, omni)
-    assert (kind, options.device, options.dtype) == ("omni", "cpu", "float32")
+    assert (kind, options.device, options.dtype) == (None, "cpu", "float32")
     sizes = (options.max_running_requests, options.max_total_tokens, options.chunked_prefill_size)
     assert sizes == (16, 32_768, 512)
     assert options.memory_bytes is None
