@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -15,11 +14,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import combinations
 
 from sglang_omni import diagnosis
 from sglang_omni.diagnosis import Finding, version_of
-from sglang_omni.gpus import Gpu, visible_gpus
+from sglang_omni.gpus import Gpu, NvlinkUnknown, nvlink_pairs, visible_gpus
 from sglang_omni.packages import DISTRIBUTION, install_line
 
 # Extra -> the package that it adds.
@@ -27,9 +25,6 @@ _EXTRAS = {"nixl": "nixl", "mooncake": "mooncake-transfer-engine-non-cuda", "ray
 _IMPORT_TIMEOUT_S = 300.0
 _WANTED_FILES = 65_536
 _WANTED_SHM_BYTES = 1 << 30
-# NVML_P2P_CAPS_INDEX_NVLINK and NVML_P2P_STATUS_OK of nvml.h.
-_NVLINK = 2
-_P2P_OK = 0
 
 _MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
@@ -146,37 +141,13 @@ def _gpus(gpus: Sequence[Gpu]) -> list[Finding]:
     ]
     found += diagnosis.capability_findings(gpus)
     if len(gpus) > 1:
-        pairs = nvlink_pairs([gpu.uuid for gpu in gpus])
-        if pairs is None:
-            text = "unknown: NVML does not tell"
-        else:
+        try:
+            pairs = nvlink_pairs([gpu.uuid for gpu in gpus])
             text = ", ".join(f"{a}-{b}" for a, b in pairs) or "none: --tp-size copies through PCIe"
+        except NvlinkUnknown as reason:
+            text = f"unknown: {reason}"
         found.append(Finding("ok", "NVLink", text))
     return found
-
-
-def nvlink_pairs(uuids: Sequence[str]) -> list[tuple[int, int]] | None:
-    """The pairs of GPUs that NVLink connects, by their places in ``uuids``; None if NVML cannot tell."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        if nvml.nvmlInit_v2() != 0:
-            return None
-        handles = [ctypes.c_void_p() for _ in uuids]
-        for uuid, handle in zip(uuids, handles, strict=True):
-            if nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
-                return None
-        linked = []
-        for one, other in combinations(range(len(uuids)), 2):
-            status = ctypes.c_int(-1)
-            failed = nvml.nvmlDeviceGetP2PStatus(
-                handles[one], handles[other], ctypes.c_int(_NVLINK), ctypes.byref(status)
-            )
-            if not failed and status.value == _P2P_OK:
-                linked.append((one, other))
-        return linked
-    except (OSError, AttributeError):
-        # No NVML, or one without these functions.
-        return None
 
 
 def _torch(gpus: Sequence[Gpu]) -> list[Finding]:

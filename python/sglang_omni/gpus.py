@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,29 +93,44 @@ def visible_devices() -> list[str]:
     return listed[:count]
 
 
-def linked_by_nvlink(uuids: Sequence[str]) -> bool:
-    """Whether every two of these GPUs are linked by NVLink; False if NVML does not say so.
+class NvlinkUnknown(Exception):
+    """NVML cannot be asked for NVLink; the text says why."""
+
+
+def nvlink_pairs(uuids: Sequence[str]) -> list[tuple[int, int]]:
+    """The pairs of GPUs that NVLink connects, by their places in ``uuids``.
 
     Args:
         uuids: As in ``Gpu.uuid``.
+
+    Raises:
+        NvlinkUnknown: NVML, or the package that calls it, is missing or does not know a GPU.
     """
     try:
         # A requirement of SGLang's package.
         nvml: Any = import_module("pynvml")
-    except ModuleNotFoundError:
-        logger.warning("nvidia-ml-py is not installed, so that NVLink between GPUs counts as absent")
-        return False
+    except ModuleNotFoundError as error:
+        raise NvlinkUnknown("nvidia-ml-py is not installed") from error
     try:
         nvml.nvmlInit()
         try:
             handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-            return all(
-                nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            return [
+                (one, other)
+                for one, other in combinations(range(len(handles)), 2)
+                if nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], nvml.NVML_P2P_CAPS_INDEX_NVLINK)
                 == nvml.NVML_P2P_STATUS_OK
-                for one, other in combinations(handles, 2)
-            )
+            ]
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError as error:
-        logger.warning("NVML does not tell whether GPUs are linked by NVLink, which counts as no: %s", error)
+        raise NvlinkUnknown(f"NVML does not tell: {error}") from error
+
+
+def linked_by_nvlink(uuids: Sequence[str]) -> bool:
+    """Whether every two of these GPUs are linked by NVLink; False if that is not known."""
+    try:
+        return len(nvlink_pairs(uuids)) == math.comb(len(uuids), 2)
+    except NvlinkUnknown as reason:
+        logger.warning("NVLink between GPUs counts as absent: %s", reason)
         return False

@@ -24,6 +24,7 @@ from sglang_omni.gpus import (
     CUSTOM_ALL_REDUCE,
     linked_by_nvlink,
     listed_devices,
+    nvlink_pairs,
     only_first,
     visible_devices,
     visible_gpus,
@@ -397,6 +398,7 @@ def test_without_word_of_nvlink_there_is_none(
     nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert linked_by_nvlink([gpu_uuid(0), gpu_uuid(1)])
+    assert nvlink_pairs([gpu_uuid(0), gpu_uuid(5), gpu_uuid(1)]) == [(0, 2)]
     assert not linked_by_nvlink([slice_uuid(0, 0), slice_uuid(0, 1)])
     assert "NVML does not tell" in caplog.text
 
