@@ -146,7 +146,7 @@ def load_engine(
         FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
     """
     from sglang_omni.engines.options import EngineOptions, TensorParallel
-    from sglang_omni.engines.text import build_text_engine, default_text_engine
+    from sglang_omni.engines.text import build_text_engine
     from sglang_omni.preprocessing.text import read_json
 
     fields = read_json(checkpoint / "config.json")
@@ -168,8 +168,7 @@ def load_engine(
             "mem_fraction_static": mem_fraction_static,
         },
     )
-    kind = engine or default_text_engine(checkpoint, device)
-    with loading(f"the language model from {checkpoint}, engine {kind!r}, {computed_in} on {device},"):
+    with loading(f"the language model from {checkpoint}, {computed_in} on {device},"):
         return build_text_engine(
             engine,
             checkpoint,
