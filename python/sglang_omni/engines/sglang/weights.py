@@ -70,7 +70,7 @@ def loader_of(spec: DecoderSpec) -> type[BaseModelLoader]:
 
 
 def quantization_of_model(model_config: Any, load_config: Any) -> QuantizationConfig | None:
-    """How the weights are quantized, or are to be; None if they are not.
+    """The quantization of the weights, stored or asked for; None without one.
 
     Args:
         model_config: SGLang's ``ModelConfig``, from the file that ``write_config`` wrote.
