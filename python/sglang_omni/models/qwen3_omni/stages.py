@@ -160,10 +160,7 @@ def create_thinker(
     )
     options = replace(
         _engine_options(dtype, gpu_id, num_threads),
-        max_running_requests=sizes.max_running_requests,
-        max_total_tokens=sizes.max_total_tokens,
-        chunked_prefill_size=sizes.chunked_prefill_size,
-        memory_bytes=sizes.memory_bytes,
+        **sizes._asdict(),
         context_length=context_length,
         prefix_cache=prefix_cache,
         mem_fraction_static=mem_fraction_static,
@@ -248,10 +245,7 @@ def create_talker(
     )
     options = replace(
         _engine_options(dtype, gpu_id, num_threads),
-        max_running_requests=sizes.max_running_requests,
-        max_total_tokens=sizes.max_total_tokens,
-        chunked_prefill_size=sizes.chunked_prefill_size,
-        memory_bytes=sizes.memory_bytes,
+        **sizes._asdict(),
         prefix_cache=False,
         mem_fraction_static=mem_fraction_static,
         kv_cache_dtype=kv_cache_dtype,
