@@ -222,9 +222,11 @@ wheel: $(VENV)/.installed ## the wheel, in dist/
 	$(BIN)/maturin build --release --locked --quiet --out dist
 
 .PHONY: lock
-lock: $(BIN)/uv ## resolve requirements/dev.in again
+lock: $(BIN)/uv ## resolve requirements/dev.in and clients.in again
 	$(BIN)/uv pip compile requirements/dev.in --override requirements/overrides.txt --quiet --upgrade \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o requirements/dev.lock
+	$(BIN)/uv pip compile requirements/clients.in --quiet --upgrade \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o requirements/clients.lock
 
 .PHONY: clean
 clean: ## remove everything that the other targets made

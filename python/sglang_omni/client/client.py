@@ -109,6 +109,10 @@ class Client:
                     timings=chunk.timings,
                     worker=chunk.worker,
                     audio_codes=chunk.audio_codes,
+                    reasoning=deltas.new_reasoning(chunk),
+                    tool_calls=deltas.new_tool_calls(chunk),
+                    logprobs=deltas.new_logprobs(chunk),
+                    prompt_logprobs=chunk.prompt_logprobs,
                 )
 
     async def speech(

@@ -10,6 +10,8 @@ from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     GenerateChunk,
     GenerateRequest,
+    TokenLogprob,
+    ToolCall,
     TranscriptionSegment,
     UsageInfo,
 )
@@ -204,6 +206,11 @@ def _params(request: GenerateRequest) -> dict[str, Any]:
     if stages:
         params["stage_params"] = stages
     params["stream"] = request.stream
+    if request.tools:
+        params["tools"] = request.tools
+        params["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.tool_choice is not None:
+        params["tool_choice"] = request.tool_choice
     return {**params, **request.extra_params}
 
 
@@ -280,3 +287,7 @@ def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
     token_ids = data.get("token_ids")
     if token_ids is not None:
         chunk.token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+    chunk.reasoning = data.get("reasoning") or ""
+    chunk.tool_calls = [ToolCall(**call) for call in data.get("tool_calls") or ()]
+    chunk.logprobs = [TokenLogprob.from_wire(token) for token in data.get("logprobs") or ()]
+    chunk.prompt_logprobs = [TokenLogprob.from_wire(token) for token in data.get("prompt_logprobs") or ()]

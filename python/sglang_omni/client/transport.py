@@ -27,6 +27,8 @@ from sglang_omni.client.types import (
     GenerateChunk,
     GenerateRequest,
     SpeechResult,
+    TokenLogprob,
+    ToolCall,
 )
 
 
@@ -42,9 +44,13 @@ class Deltas:
 
     def __init__(self) -> None:
         self.text = ""
+        self.reasoning = ""
         self.tokens = 0
         self.sample_rate = DEFAULT_SAMPLE_RATE
         self._seconds = Fraction(0)
+        self._logprobs = 0
+        # The arguments of each tool call so far, by its index.
+        self._arguments: dict[int, str] = {}
 
     def new_text(self, chunk: GenerateChunk) -> str:
         text = chunk.text or ""
@@ -52,6 +58,35 @@ class Deltas:
             text = text[len(self.text) :] if text.startswith(self.text) else ""
         self.text += text
         return text
+
+    def new_reasoning(self, chunk: GenerateChunk) -> str:
+        reasoning = chunk.reasoning
+        if chunk.finish_reason is not None:
+            reasoning = reasoning[len(self.reasoning) :]
+        self.reasoning += reasoning
+        return reasoning
+
+    def new_logprobs(self, chunk: GenerateChunk) -> list[TokenLogprob]:
+        logprobs = chunk.logprobs
+        if chunk.finish_reason is not None:
+            logprobs = logprobs[self._logprobs :]
+        self._logprobs += len(logprobs)
+        return logprobs
+
+    def new_tool_calls(self, chunk: GenerateChunk) -> list[ToolCall]:
+        """What the chunk adds to the calls; a call's name and id come with its first piece."""
+        if chunk.finish_reason is None:
+            for call in chunk.tool_calls:
+                self._arguments[call.index] = self._arguments.get(call.index, "") + call.arguments
+            return chunk.tool_calls
+        new = []
+        for call in chunk.tool_calls:
+            told = self._arguments.get(call.index)
+            if told is None:
+                new.append(call)
+            elif len(call.arguments) > len(told):
+                new.append(ToolCall(call.index, arguments=call.arguments[len(told) :]))
+        return new
 
     def new_token_ids(self, chunk: GenerateChunk) -> list[int]:
         token_ids = chunk.token_ids
@@ -157,6 +192,10 @@ class Transport(ABC):
             worker=last.worker,
             audio_codes=last.audio_codes,
             result=last.result,
+            reasoning=last.reasoning,
+            tool_calls=last.tool_calls,
+            logprobs=last.logprobs,
+            prompt_logprobs=last.prompt_logprobs,
         )
 
     async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:

@@ -66,7 +66,16 @@ class UsageInfo:
 
 @dataclass
 class SamplingParams:
-    """How tokens are drawn. None leaves a parameter at the model's default."""
+    """How tokens are drawn. None leaves a parameter at the model's default.
+
+    Attributes:
+        logit_bias: Added to the logits of tokens, by token id.
+        logprobs: Tell each output token's log-probability, and those of this many of the likeliest tokens.
+        prompt_logprobs: The same for the tokens of the prompt.
+        json_schema, regex, ebnf, structural_tag: What the output must match, at most one of them: a JSON
+            schema as JSON text, a regular expression, a grammar in GBNF, or xgrammar's structural tag as JSON
+            text.
+    """
 
     temperature: float | None = None
     top_p: float | None = None
@@ -80,14 +89,65 @@ class SamplingParams:
     stop_token_ids: list[int] = field(default_factory=list)
     max_new_tokens: int | None = None
     ignore_eos: bool = False
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set."""
         return {
             name: value
             for name, value in vars(self).items()
-            if not (value is None or value is False or value == [])  # a temperature may be 0
+            if not (value is None or value is False or value == [] or value == {})  # a temperature may be 0
         }
+
+
+@dataclass
+class ToolCall:
+    """A call of a tool that an answer asks for, or what a chunk adds to one.
+
+    Attributes:
+        index: Which of the answer's calls.
+        id, name: None in a chunk that continues a call.
+        arguments: JSON text; of a chunk, the next piece of it.
+    """
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass
+class TokenLogprob:
+    """A token and its natural log-probability, before temperature and penalties, as transformers' scores.
+
+    Attributes:
+        token: Its text; a broken character is shown as U+FFFD, and ``token_bytes`` has the bytes.
+        logprob: None for a prompt's first token, which nothing predicts.
+        top: The likeliest tokens at its place, the likeliest first; without ``top`` of their own.
+    """
+
+    token: str
+    token_id: int
+    logprob: float | None
+    token_bytes: bytes = b""
+    top: list[TokenLogprob] = field(default_factory=list)
+
+    @classmethod
+    def from_wire(cls, fields: Mapping[str, Any]) -> TokenLogprob:
+        """From ``{"token", "token_id", "logprob", "bytes", "top"}``, as stages report it."""
+        return cls(
+            fields["token"],
+            fields["token_id"],
+            fields["logprob"],
+            bytes(fields.get("bytes") or b""),
+            [cls.from_wire(other) for other in fields.get("top") or ()],
+        )
 
 
 @dataclass
@@ -112,6 +172,9 @@ class GenerateRequest:
             can abort it. A server tells its callers apart itself.
         timeout: Seconds until the request is aborted and ``TimeoutError`` raised.
         timings: Whether the result tells the seconds spent in each stage.
+        tools: OpenAI's tool objects, of which the answer may call some.
+        tool_choice: OpenAI's: "auto", "none", "required", or an object that names one of the tools.
+        parallel_tool_calls: Whether one answer may call several.
     """
 
     model: str | None = None
@@ -131,6 +194,9 @@ class GenerateRequest:
     timings: bool = False
     session_id: str | None = None
     owner: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
     @property
     def task(self) -> str:
@@ -184,6 +250,10 @@ class GenerateChunk:
             request that asked for them.
         worker: The server that answered, if a router names it.
         audio_codes: On the last chunk, the codec's codes of each audio frame, if the model has any.
+        reasoning: What a thinking model writes before its answer, which ``text`` does not have.
+        tool_calls: On the last chunk whole, before that what is new.
+        logprobs: Of the tokens in ``token_ids``, if the request wants them.
+        prompt_logprobs: Of the prompt's tokens, on the last chunk, if the request wants them.
         result: On the last chunk, the pipeline's unchanged result.
     """
 
@@ -204,6 +274,10 @@ class GenerateChunk:
     worker: str | None = None
     audio_codes: list[list[int]] = field(default_factory=list)
     result: Any = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 @dataclass
@@ -230,6 +304,10 @@ class CompletionResult:
     worker: str | None = None
     audio_codes: list[list[int]] = field(default_factory=list)
     result: Any = None
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 @dataclass
@@ -256,6 +334,10 @@ class CompletionStreamChunk:
     worker: str | None = None
     token_ids: list[int] = field(default_factory=list)
     audio_codes: list[list[int]] = field(default_factory=list)
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 @dataclass

@@ -14,12 +14,10 @@ import pytest
 
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech_stages
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
-from sglang_omni.serve.api.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    NativeRequest,
-    SpeechRequest,
-)
+from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
+from sglang_omni.serve.api.protocol.completions import CompletionRequest
+from sglang_omni.serve.api.protocol.generate import NativeRequest
+from sglang_omni.serve.api.protocol.speech import SpeechRequest
 from sglang_omni.serve.api.state import Capabilities
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -8,14 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from sglang_omni.serve.api.errors import describe
-from sglang_omni.serve.api.protocol import (
-    AbortRequest,
-    ChatCompletionRequest,
-    CompletionRequest,
-    NativeRequest,
-    SpeechRequest,
-    TranscriptionForm,
-)
+from sglang_omni.serve.api.protocol.admin import AbortRequest
+from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
+from sglang_omni.serve.api.protocol.completions import CompletionRequest
+from sglang_omni.serve.api.protocol.generate import NativeRequest
+from sglang_omni.serve.api.protocol.speech import SpeechRequest
+from sglang_omni.serve.api.protocol.transcriptions import TranscriptionForm
 from sglang_omni.serve.api.validation import field_path, validation_error
 
 

@@ -16,7 +16,7 @@ from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.metrics import CONTENT_TYPE, family, stage_families
-from sglang_omni.serve.api.protocol import AbortRequest
+from sglang_omni.serve.api.protocol.admin import AbortRequest
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.api.streaming import until_disconnect

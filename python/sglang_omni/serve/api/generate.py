@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, UsageInfo
 from sglang_omni.serve.api.bodies import JsonRoute
-from sglang_omni.serve.api.chat import to_sampling
 from sglang_omni.serve.api.completions import prompt_params
-from sglang_omni.serve.api.protocol import NativeRequest
+from sglang_omni.serve.api.protocol.generate import NativeRequest
+from sglang_omni.serve.api.sampling import to_sampling
 from sglang_omni.serve.api.session import owner_of, session_key
 from sglang_omni.serve.api.state import AppState, request_id_of
 from sglang_omni.serve.api.streaming import EventStream, until_disconnect

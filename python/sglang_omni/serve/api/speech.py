@@ -15,7 +15,7 @@ from sglang_omni.client import ClientError, GenerateRequest, RequestError, Usage
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioFileEncoder, Base64Pieces, check_format
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.api.bodies import JsonRoute
-from sglang_omni.serve.api.protocol import SpeechRequest
+from sglang_omni.serve.api.protocol.speech import SpeechRequest
 from sglang_omni.serve.api.session import owner_of, session_key
 from sglang_omni.serve.api.state import AppState, request_id_of
 from sglang_omni.serve.api.streaming import EventStream, StreamedResponse, until_disconnect

@@ -12,7 +12,7 @@ from starlette.datastructures import FormData, UploadFile
 from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
 from sglang_omni.client.languages import language_name
 from sglang_omni.serve.api.forms import read_form
-from sglang_omni.serve.api.protocol import TranscriptionForm
+from sglang_omni.serve.api.protocol.transcriptions import TranscriptionForm
 from sglang_omni.serve.api.session import owner_of, session_key
 from sglang_omni.serve.api.state import AppState, request_id_of
 from sglang_omni.serve.api.streaming import until_disconnect

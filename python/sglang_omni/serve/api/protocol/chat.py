@@ -1,0 +1,102 @@
+"""The body of ``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from sglang_omni.serve.api.fields import (
+    ApiModel,
+    Count,
+    ExtensionFields,
+    Name,
+    OnlyDefaultTier,
+    OnlyEmptyDict,
+    OnlyEmptyList,
+    OnlyFalse,
+    OnlyNone,
+    OnlyNoTools,
+    OnlyOne,
+    OnlyText,
+    OnlyTrue,
+    OnlyZero,
+    RepetitionPenalty,
+    SamplingFields,
+    Temperature,
+    TopK,
+    TopP,
+    at_most,
+)
+from sglang_omni.serve.api.protocol.content import ChatMessage
+from sglang_omni.serve.api.protocol.options import StreamOptions
+
+
+def _no_repeats(modalities: list[str]) -> list[str]:
+    if len(set(modalities)) < len(modalities):
+        raise ValueError(f"names {modalities[0]!r} twice")
+    return modalities
+
+
+Modalities = Annotated[list[Literal["text", "audio"]], at_most(2, least=1), AfterValidator(_no_repeats)]
+
+
+class AudioOptions(ApiModel):
+    """How spoken output sounds and is encoded."""
+
+    voice: Name | None = None
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16", "pcm"] | None = None
+
+
+Media = Annotated[list[str], at_most(1024)]
+
+
+class ChatCompletionRequest(SamplingFields, ExtensionFields):
+    model: Name | None = None
+    messages: Annotated[list[ChatMessage], at_most(4096, least=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    modalities: Modalities | None = None
+    audio: AudioOptions | None = None
+
+    # Media beside the messages, which join the last user turn.
+    images: Media | None = None
+    audios: Media | None = None
+    videos: Media | None = None
+    use_audio_in_video: bool = False
+    talker_temperature: Temperature | None = None
+    talker_top_p: TopP | None = None
+    talker_top_k: TopK | None = None
+    talker_repetition_penalty: RepetitionPenalty | None = None
+    talker_max_new_tokens: Count | None = None
+    # Adds the answer's token ids (vLLM's name for it), and the codes of its speech.
+    return_token_ids: bool = False
+    # vLLM's. An answer is always a new turn, even after an assistant's.
+    add_generation_prompt: OnlyTrue = None
+    continue_final_message: OnlyFalse = None
+
+    # Of no effect on the answer.
+    user: Name | None = None
+    metadata: Annotated[dict[Name, str], Field(max_length=64)] | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Name | None = None
+    parallel_tool_calls: bool | None = None
+
+    service_tier: OnlyDefaultTier = None
+    n: OnlyOne = 1
+    logprobs: OnlyFalse = None
+    top_logprobs: OnlyZero = None
+    logit_bias: OnlyEmptyDict = None
+    tools: OnlyEmptyList = None
+    tool_choice: OnlyNoTools = None
+    functions: OnlyEmptyList = None
+    function_call: OnlyNoTools = None
+    response_format: OnlyText = None
+    store: OnlyFalse = None
+    prediction: OnlyNone = None
+    reasoning_effort: OnlyNone = None
+    verbosity: OnlyNone = None
+    web_search_options: OnlyNone = None

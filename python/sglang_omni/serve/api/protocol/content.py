@@ -1,0 +1,126 @@
+"""Messages of a conversation, and the parts of their content."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from sglang_omni.serve.api.fields import (
+    TAG,
+    ApiModel,
+    Name,
+    OnlyEmptyList,
+    OnlyNone,
+    at_most,
+)
+
+
+class TextPart(ApiModel):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(ApiModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class InputAudio(ApiModel):
+    """``data`` is base64, or a ``data:`` or ``http(s):`` URL."""
+
+    data: Annotated[str, Field(min_length=1)]
+    format: Name | None = None
+
+
+class InputAudioPart(ApiModel):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class MediaUrl(ApiModel):
+    url: Annotated[str, Field(min_length=1)]
+
+
+class ImageUrl(MediaUrl):
+    """``detail``: a ``"low"`` image is scaled down to at most 512 x 512 pixels."""
+
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class AudioUrlPart(ApiModel):
+    type: Literal["audio_url"]
+    audio_url: MediaUrl
+
+
+class ImageUrlPart(ApiModel):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class VideoUrlPart(ApiModel):
+    type: Literal["video_url"]
+    video_url: MediaUrl
+
+
+_PARTS = ("text", "refusal", "input_audio", "audio_url", "image_url", "video_url")
+
+
+def _part_tag(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return TAG + kind if kind in _PARTS else None
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("§text")]
+    | Annotated[RefusalPart, Tag("§refusal")]
+    | Annotated[InputAudioPart, Tag("§input_audio")]
+    | Annotated[AudioUrlPart, Tag("§audio_url")]
+    | Annotated[ImageUrlPart, Tag("§image_url")]
+    | Annotated[VideoUrlPart, Tag("§video_url")],
+    Discriminator(
+        _part_tag,
+        custom_error_type="content_part_type",
+        custom_error_message=f"must be an object whose type is one of: {', '.join(_PARTS)}",
+    ),
+]
+
+
+def _content_tag(content: Any) -> str | None:
+    if isinstance(content, list):
+        return "§parts"
+    return "§content" if isinstance(content, str) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag("§content")] | Annotated[list[ContentPart], Tag("§parts"), at_most(1024, least=1)],
+    Discriminator(
+        _content_tag,
+        custom_error_type="content_type",
+        custom_error_message="must be a string or a list of content parts",
+    ),
+]
+
+
+class SpokenAnswer(ApiModel):
+    """The speech of an earlier answer, sent back. Answers are not kept, so only the transcript is read."""
+
+    id: Name | None = None
+    transcript: str | None = None
+    data: str | None = None
+    expires_at: int | None = None
+    codes: Annotated[list[Annotated[list[int], at_most(256)]], at_most(2**15)] | None = None
+
+
+class ChatMessage(ApiModel):
+    """One turn. Only an assistant's turn may lack content, if it has a transcript or a refusal."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: Name | None = None
+    refusal: str | None = None
+    tool_call_id: OnlyNone = None
+    tool_calls: OnlyEmptyList = None
+    function_call: OnlyNone = None
+    audio: SpokenAnswer | None = None
+    annotations: OnlyEmptyList = None
