@@ -20,6 +20,12 @@ from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, add_health_flags
 from sglang_omni.serve.launch.key_flags import add_key_flags, routers_keys, take_access
 from sglang_omni.serve.launch.launcher_flags import add_launcher_flags, check_launcher_flags, chosen_launcher
 from sglang_omni.serve.launch.limit_flags import LIMIT_FLAGS, add_limit_flags, given_limits
+from sglang_omni.serve.launch.listen_flags import (
+    add_listen_flags,
+    check_listen_flags,
+    routers_listening,
+    tls_context,
+)
 from sglang_omni.serve.launch.log_limit import LogLimit
 from sglang_omni.serve.launch.model_flags import MODEL_FLAGS, add_model_flags, apply_model_flags
 from sglang_omni.serve.launch.pipelines import (
@@ -82,9 +88,11 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     )
     parser.add_argument(
         "--served-model-name",
+        nargs="+",
+        action="extend",
         type=not_empty,
         metavar="NAME",
-        help="the name requests give the model (default: the pipeline's)",
+        help="the name requests give the model, and further ones (default: the pipeline's)",
     )
     parser.add_argument(
         "--start-timeout",
@@ -118,6 +126,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     add_health_flags(parser)
     add_limit_flags(parser)
     add_key_flags(parser)
+    add_listen_flags(parser)
     add_launcher_flags(parser)
     add_model_flags(parser)
     # The fleet itself sets the router's workers and address, and when it leaves.
@@ -160,9 +169,12 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     if args.dp_size == 1 and args.router:
         flags = ", ".join(f"--router-{name.replace('_', '-')}" for name in args.router)
         parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
+    check_listen_flags(parser, args)
     args.access = take_access(parser, args)
     if args.dp_size > 1:
-        args.router = routers_keys(parser, args.access, args.router)
+        args.router = routers_listening(
+            parser, args, routers_keys(parser, args.access, args.router, args.api_key_file)
+        )
     try:
         # Better known before the models are loaded than when the router starts.
         check_router_config(json.dumps(args.router))
@@ -232,7 +244,7 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
     options = ReplicaOptions(
         host=args.host,
         port=args.port,
-        model_name=args.served_model_name,
+        model_names=args.served_model_name or (),
         max_body_size=args.max_body_size,
         max_json_size=args.max_json_size,
         start_timeout=args.start_timeout,
@@ -241,6 +253,7 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
         limits=given_limits(args),
         launcher=chosen_launcher(args),
         access=args.access,
+        tls=tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile is not None else None,
     )
     return asyncio.run(run_replica(plan, options))
 
@@ -257,7 +270,7 @@ def _run_fleet(args: argparse.Namespace) -> int:
     if Path(config.model_path).is_absolute() and config.model_path != args.model_path:
         # Downloaded from the hub: the replicas get the directory, and the name by which it was asked for.
         args.model_path = config.model_path
-        args.served_model_name = args.served_model_name or config.name
+        args.served_model_name = args.served_model_name or [config.name]
     options = FleetOptions(
         size=args.dp_size,
         host=args.host,

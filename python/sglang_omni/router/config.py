@@ -230,7 +230,12 @@ class RouterConfig:
         "clients must send one of these keys; or set SGLANG_OMNI_ROUTER_API_KEY, which `ps` does not show",
         metavar="KEY",
     )
-    api_key_file: str | None = option(None, KEYS, "a file with such keys, one a line", metavar="PATH")
+    api_key_file: str | None = option(
+        None,
+        KEYS,
+        "a file with such keys, one a line; a name before a key is its tenant's, who may have several",
+        metavar="PATH",
+    )
     worker_api_key: str | None = option(
         None,
         KEYS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -27,9 +28,10 @@ ACTS: dict[str, dict[str, Any]] = {
     "/generate": {"json": {"text": "hi"}},
     "/abort_request": {"json": {"rid": "x"}},
     "/flush_cache": {},
+    "/ping": {},
 }
 READS = ("/", "/get_load", "/get_model_info", "/get_server_info", "/health", "/health_generate", "/metrics")
-READS += ("/model_info", "/openapi.json", "/v1/models", "/v1/models/{name:path}")
+READS += ("/model_info", "/openapi.json", "/ping", "/v1/models", "/v1/models/{name:path}", "/version")
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -70,17 +72,18 @@ async def test_all_but_health_needs_a_key(keyed: Served) -> None:
         ):
             answer = await keyed.http.get(url, headers=headers)
             if path in OPEN_PATHS:
-                assert answer.status_code == 200
+                assert answer.status_code == 200, path
             else:
                 assert code_of(answer) == (401, "invalid_api_key"), path
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert answer.json()["error"]["type"] == "authentication_error"
                 assert answer.headers["x-request-id"]
     for path, body in ACTS.items():
-        assert code_of(await keyed.http.post(path, **body)) == (401, "invalid_api_key"), path
+        if path not in OPEN_PATHS:
+            assert code_of(await keyed.http.post(path, **body)) == (401, "invalid_api_key"), path
     assert (await keyed.http.options("/v1/completions")).status_code == 401
     for path in ("/nothing", "/health/", "//health", "/health%2f..%2fmetrics"):
-        assert (await keyed.http.get(path)).status_code == 401, path
+        assert (await keyed.http.get(keyed.base_url + path)).status_code == 401, path
     assert keyed.stage.sessions == []
 
 
@@ -241,3 +244,70 @@ async def test_a_refused_upload_gets_its_answer(keyed: Served) -> None:
     assert answer.status_code == 401
     with socket.create_connection((host, int(port)), timeout=PATIENCE):
         assert (await keyed.http.get("/health")).status_code == 200
+
+
+async def test_pages_of_allowed_origins_ask_and_read() -> None:
+    good, foreign = {"origin": "https://app.example", "sec-fetch-site": "cross-site"}, EVIL
+    access = Access(api_keys=(CLIENT,), admin_key=ADMIN, allowed_origins=("https://app.example",))
+    asked = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization, content-type",
+    }
+    async with served(access=access) as server:
+        allowed = await server.http.options("/v1/completions", headers=good | asked)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+        assert "authorization" in allowed.headers["access-control-allow-headers"]
+        assert (await server.http.options("/v1/completions", headers=foreign | asked)).status_code == 400
+        answer = await server.ask("hi", bearer(CLIENT) | good)
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        # A refusal can be read as well; administration stays closed.
+        refused = await server.ask("hi", good)
+        assert code_of(refused) == (401, "invalid_api_key")
+        assert refused.headers["access-control-allow-origin"] == "https://app.example"
+        flush = await server.http.post("/flush_cache", headers=bearer(ADMIN) | good)
+        assert code_of(flush) == (403, "cross_site_request")
+
+
+async def test_without_a_key_pages_of_allowed_origins_ask_and_others_do_not() -> None:
+    async with served(access=Access(allowed_origins=("https://app.example",))) as server:
+        page = {"origin": "https://app.example", "sec-fetch-site": "cross-site"}
+        assert (await server.ask("hi", page)).status_code == 200
+        assert code_of(await server.ask("hi", EVIL)) == (403, "cross_site_request")
+
+
+async def test_the_keys_of_a_tenant_are_one_owner() -> None:
+    tenants = {"a": "blue", "b": "blue", "c": "red"}
+    async with served(access=Access(api_keys=("a", "b", "c", "d"), tenants=tenants)) as server:
+        running = asyncio.ensure_future(server.ask("hold", bearer("a") | {"x-request-id": "mine"}))
+        async with asyncio.timeout(PATIENCE):
+            while not server.stage.held:
+                await asyncio.sleep(0.01)
+        aborted = []
+        for key in ("c", "d", "b"):
+            answer = await server.http.post("/abort_request", json={"rid": "mine"}, headers=bearer(key))
+            aborted.append(answer.json()["success"])
+        assert aborted == [False, False, True]
+        await running
+        metrics = (await server.http.get("/metrics", headers=bearer("d"))).text
+    assert 'sglang_omni_tenant_requests_total{status="200",tenant="blue"}' in metrics
+    assert 'status="200",tenant="red"' in metrics
+
+
+async def test_a_model_has_several_names() -> None:
+    async with served(model_name="first", aliases=("second",)) as server:
+        ids = [model["id"] for model in (await server.http.get("/v1/models")).json()["data"]]
+        assert ids == ["first", "second"]
+        for name in ids:
+            assert (await server.http.get(f"/v1/models/{name}")).json()["id"] == name
+            answer = await server.http.post("/v1/completions", json={"prompt": "hi", "model": name})
+            assert answer.json()["model"] == name
+        wrong = await server.http.post("/v1/completions", json={"prompt": "hi", "model": "third"})
+        assert wrong.status_code == 404
+        assert "this server has 'first', 'second'" in wrong.json()["error"]["message"]
+
+
+async def test_what_probes_of_others_ask(keyless: Served) -> None:
+    assert (await keyless.http.get("/ping")).content == (await keyless.http.post("/ping")).content == b""
+    assert (await keyless.http.get("/version")).json()["version"]

@@ -29,7 +29,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--ssl-keyfile=x", "here the router does that: --router-tls-key-path, with a --dp-size of 2"),
         ("--tensor-parallel-size=2", "--tensor-parallel-size: here it is called --tp-size"),
         ("--max-model-len=100", "here it is called --context-length"),
         ("--gpu-memory-utilization=0.9", "here it is called --mem-fraction-static"),
@@ -45,10 +44,10 @@ def test_flags_of_other_servers_say_what_serves_here(
 
 
 def test_every_counterpart_is_a_flag_of_ours() -> None:
-    from sglang_omni.serve.launch.counterparts import _BELONGS_TO_THE_ROUTER, _IS_CALLED, _SAYS
+    from sglang_omni.serve.launch.counterparts import _IS_CALLED, _SAYS
 
     known = launch_server.build_parser()._option_string_actions
-    assert {*_IS_CALLED.values(), *_BELONGS_TO_THE_ROUTER.values()} <= set(known)
+    assert set(_IS_CALLED.values()) <= set(known)
     assert not set(_SAYS) & set(known)
 
 

@@ -105,3 +105,22 @@ def test_the_key_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     environment = replicas_environment("key")
     assert [environment[name] for name in ENVIRONMENT] == ["key", "key"]
     assert not {"found", "clients'"} & set(environment.values())
+
+
+def test_a_file_may_name_tenants(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("plain\nblue a\nblue  b\nred team c\n")
+    found = access("--api-key-file", str(file), "--api-key", "d")
+    assert found.api_keys == ("d", "plain", "a", "b", "c")
+    assert found.tenants == {"a": "blue", "b": "blue", "c": "red team"}
+    # Its router reads the names from the file; what only the flag has, it is told.
+    fields = routers_keys(build_parser(), found, {}, file)
+    assert (fields["api_key"], fields["api_key_file"]) == (["d", "plain"], str(file))
+
+
+def test_one_key_of_two_tenants_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys"
+    file.write_text("blue a\nred a\n")
+    with pytest.raises(SystemExit):
+        access("--api-key-file", str(file))
+    assert "one key is that of 'blue' and of 'red'" in capsys.readouterr().err

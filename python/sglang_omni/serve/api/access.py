@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,9 +14,13 @@ class Access:
         admin_key: Opens everything. Without one, only this machine may administer the server.
         host: The address the server listens on, which is also a name it may be administered by.
         allowed_hosts: Further such names; ``*`` for any.
+        tenants: The tenant that a key belongs to, by key. All keys of a tenant are one owner.
+        allowed_origins: Origins of web pages that may use the server; ``*`` for any.
     """
 
     api_keys: tuple[str, ...] = ()
     admin_key: str | None = None
     host: str = ""
     allowed_hosts: tuple[str, ...] = ()
+    tenants: Mapping[str, str] = field(default_factory=dict)
+    allowed_origins: tuple[str, ...] = ()

@@ -42,6 +42,18 @@ def admin_routes(server: AppState) -> APIRouter:
             status_code=200 if serves else 503,
         )
 
+    @router.get("/ping")
+    @router.post("/ping")
+    async def ping() -> Response:
+        """What SageMaker asks: the status of ``/health``, without its text."""
+        return Response(status_code=(await health()).status_code)
+
+    @router.get("/version")
+    async def version() -> JSONResponse:
+        from sglang_omni import __version__
+
+        return JSONResponse({"version": __version__})
+
     @router.get("/health_generate")
     async def health_generate(request: Request) -> JSONResponse:
         """Whether a request succeeds: one token is generated, or one word spoken.
@@ -56,12 +68,13 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [_model(server)]})
+        return JSONResponse(
+            {"object": "list", "data": [_model(server, name) for name in server.served_names]}
+        )
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> JSONResponse:
-        server.check_model(name)
-        return JSONResponse(_model(server))
+        return JSONResponse(_model(server, server.check_model(name)))
 
     @router.get("/model_info")
     @router.get("/get_model_info")
@@ -189,9 +202,9 @@ def _families(server: AppState) -> Iterable[Metric]:
     yield from stage_families(coordinator.stage_stats())
 
 
-def _model(server: AppState) -> dict[str, Any]:
+def _model(server: AppState, name: str) -> dict[str, Any]:
     return {
-        "id": server.served_name,
+        "id": name,
         "object": "model",
         "created": int(server.started),
         "owned_by": "sglang-omni",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,6 +21,7 @@ from sglang_omni.serve.api.completions import completion_routes
 from sglang_omni.serve.api.generate import generate_routes
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
+from sglang_omni.serve.api.origins import cross_origin
 from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
@@ -32,6 +33,7 @@ def create_app(
     client: Client,
     *,
     model_name: str | None = None,
+    aliases: Sequence[str] = (),
     capabilities: Capabilities | None = None,
     max_body_size: int = BodyLimits.max_body_size,
     max_json_size: int = BodyLimits.max_json_size,
@@ -45,27 +47,32 @@ def create_app(
     Args:
         client: Usually over the coordinator of this process, which then reports load and flushes caches.
         model_name: The name of the one model served; None accepts any name.
+        aliases: Further names of it.
         capabilities: What the pipeline can do; other requests are refused with a 400.
         max_body_size: Bytes of a body; larger ones are refused with a 413.
         max_json_size: Bytes of a JSON body apart from its media; larger ones are refused likewise.
         request_timeout: Seconds after which a request is aborted and answered with a 504; None: never.
         limits: How many requests run and wait; by default any number runs.
         info: Returns further fields of ``/get_server_info``.
-        access: Keys and host names; by default no key is asked for.
+        access: Keys, host names and web pages' origins; by default no key is asked for.
     """
     server = AppState(
         client=client,
         model_name=model_name,
+        aliases=aliases,
         capabilities=capabilities or Capabilities(),
         admission=Admission(limits, max_body_size=max_body_size),
         info=info,
         bodies=JsonBodies(JsonLimits(max_json_size)),
         request_timeout=request_timeout,
     )
+    access = access or Access()
     middleware = [
+        # First, since a browser asks without a key whether a page may send one.
+        *cross_origin(access.allowed_origins),
         Middleware(RequestIds, running=server.running),
         Middleware(Count, metrics=server.metrics),
-        Middleware(Guard, access=access or Access()),
+        Middleware(Guard, access=access),
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission),
     ]

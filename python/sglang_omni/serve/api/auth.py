@@ -18,8 +18,8 @@ from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.bodies import check_json_type
 from sglang_omni.serve.api.errors import error_response
 
-# Need no key, for probes.
-OPEN_PATHS = frozenset({"/health"})
+# Need no key: probes, and the page, which asks for the key that its requests then show.
+OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 # For administrators: they change the server for all clients, or show its internals.
 ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info"})
 # Take JSON or no body.
@@ -35,7 +35,8 @@ class Guard:
     """Refuses requests that ``access`` does not allow, and tells the owner of the others.
 
     Routes find the owner in ``request.state.owner``: a keyed hash of the client's key and of what a router
-    says of its own clients. None if there is neither: all such requests have one owner.
+    says of its own clients. None if there is neither: all such requests have one owner. A tenant's keys are
+    one owner; the tenant's name is in ``request.state.tenant``, None for other keys.
     """
 
     def __init__(self, app: ASGIApp, *, access: Access) -> None:
@@ -43,12 +44,16 @@ class Guard:
         self._clients = [key.encode() for key in access.api_keys]
         self._admins = [access.admin_key.encode()] if access.admin_key is not None else []
         self._hosts = {name.lower() for name in (access.host, *access.allowed_hosts) if name}
+        self._tenants = {key.encode(): tenant for key, tenant in access.tenants.items()}
+        self._origins = frozenset(access.allowed_origins)
         self._secret = secrets.token_bytes(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                scope.setdefault("state", {})["owner"] = self._admit(scope)
+                state = scope.setdefault("state", {})
+                state["owner"] = self._admit(scope)
+                state["tenant"] = self._tenants.get(_bearer(Headers(scope=scope)) or b"")
             except RequestError as exc:
                 response = error_response(exc)
                 if exc.status == 401:
@@ -70,10 +75,14 @@ class Guard:
         # For a page of another origin, a browser sends a key or a request id only after a preflight, which
         # this server never grants. A router gives an id to every request it passes on.
         is_asked = is_known or HEADER in headers
-        if (acts or path == _PROBE) and (path in ADMIN_PATHS or not is_asked) and _is_foreign(headers):
+        is_admins = path in ADMIN_PATHS
+        may_ask = is_asked or self._is_allowed_origin(headers)
+        if (acts or path == _PROBE) and (is_admins or not may_ask) and _is_foreign(headers):
             raise RequestError(
-                "a web page of another origin may not ask for this: have it ask through a router with "
-                "--cors-allowed-origins, or from a page of this server's own",
+                "a web page of another origin does not administer the server"
+                if is_admins
+                else "a web page of another origin may not ask for this: name its origin in "
+                "--allowed-origins, or ask from a page of this server's own",
                 code="cross_site_request",
                 status=403,
             )
@@ -106,7 +115,13 @@ class Guard:
         name, _ = _split(f"//{headers.get('host', '')}")
         return name == "localhost" or _address(name) is not None or bool(self._hosts & {name, "*"})
 
+    def _is_allowed_origin(self, headers: Headers) -> bool:
+        return bool(self._origins & {"*", headers.get("origin", "").lower()})
+
     def _owner(self, key: bytes | None, headers: Headers) -> str | None:
+        if key is not None and (tenant := self._tenants.get(key)) is not None:
+            # No key has a space in it.
+            key = b"tenant " + tenant.encode()
         given = [value.encode("latin-1") for value in headers.getlist(OWNER_HEADER)]
         if key is None and not given:
             return None

@@ -30,6 +30,12 @@ class Metrics:
             ("kind",),
             registry=None,
         )
+        self._of_tenants = Counter(
+            f"{_PREFIX}tenant_requests_total",
+            "HTTP requests answered to the clients that have a tenant's key.",
+            ("tenant", "status"),
+            registry=None,
+        )
         self._seconds = Histogram(
             f"{_PREFIX}request_seconds",
             "Time until a request was answered.",
@@ -46,13 +52,16 @@ class Metrics:
         self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "HTTP requests being answered.", registry=None)
         self.finished(UsageInfo())
 
-    def request_done(self, path: str, status: int, seconds: float) -> None:
+    def request_done(self, path: str, status: int, seconds: float, tenant: str | None = None) -> None:
         """Count an answered request.
 
         Args:
             path: The path of its route, not the one that was asked for: clients must not make up labels.
             seconds: Time from its head to the end of its answer.
+            tenant: The one whose key it showed, if any.
         """
+        if tenant is not None:
+            self._of_tenants.labels(tenant, status).inc()
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
 
@@ -79,7 +88,14 @@ class Metrics:
         """
         counted = [
             _as_documented(family)
-            for metric in (self._requests, self._tokens, self._seconds, self._first_output, self.in_flight)
+            for metric in (
+                self._requests,
+                self._of_tenants,
+                self._tokens,
+                self._seconds,
+                self._first_output,
+                self.in_flight,
+            )
             for family in metric.collect()
         ]
         return generate_latest(_Page([*counted, *(family for family in families if family.samples)]))

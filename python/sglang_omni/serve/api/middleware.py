@@ -155,4 +155,5 @@ class Count:
             self.metrics.in_flight.dec()
             # Labels are paths of routes: callers must not make up labels.
             path = getattr(scope.get("route"), "path", "other")
-            self.metrics.request_done(path, status, time.monotonic() - started)
+            tenant = scope.get("state", {}).get("tenant")
+            self.metrics.request_done(path, status, time.monotonic() - started, tenant)

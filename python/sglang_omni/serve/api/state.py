@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,7 @@ class AppState:
     """
     Attributes:
         model_name: The one model served; None accepts any name.
+        aliases: Further names of it.
         info: Gives further fields of ``/get_server_info``.
         request_timeout: Seconds that a request may take; None: any.
         running: The ids of the requests under way.
@@ -70,6 +71,7 @@ class AppState:
 
     client: Client
     model_name: str | None = None
+    aliases: Sequence[str] = ()
     capabilities: Capabilities = field(default_factory=Capabilities)
     info: Callable[[], dict[str, Any]] = dict
     request_timeout: float | None = None
@@ -87,6 +89,11 @@ class AppState:
     def served_name(self) -> str:
         return self.model_name or DEFAULT_MODEL_NAME
 
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """All names of the model."""
+        return (self.served_name, *self.aliases)
+
     def timeout(self, own: float | None) -> float | None:
         """Seconds that a request may take: the timeout of its body, at most the server's."""
         if own is None or self.request_timeout is None:
@@ -99,12 +106,12 @@ class AppState:
         Raises:
             RequestError: 404: another model is served here.
         """
-        if model is None or model == self.model_name:
+        if model is None:
             return self.served_name
-        if self.model_name is None:
+        if self.model_name is None or model in self.served_names:
             return model
         raise RequestError(
-            f"model {model!r} is not served here; this server has {self.model_name!r}",
+            f"model {model!r} is not served here; this server has {_listed(map(repr, self.served_names))}",
             param="model",
             code="model_not_found",
             status=404,
@@ -195,5 +202,5 @@ def request_id_of(request: Request, given: str | None) -> str:
     return request_id
 
 
-def _listed(names: frozenset[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"

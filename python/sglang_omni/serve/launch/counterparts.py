@@ -19,18 +19,10 @@ _IS_CALLED = {
     "--max-prefill-tokens": "--chunked-prefill-size",
     "--no-enable-prefix-caching": "--disable-radix-cache",
     "--uvicorn-log-level": "--log-level",
-}
-_BELONGS_TO_THE_ROUTER = {
-    "--ssl-certfile": "--router-tls-cert-path",
-    "--ssl-keyfile": "--router-tls-key-path",
-    "--allowed-origins": "--router-cors-allowed-origins",
+    "--allowed-media-domains": "--allowed-media-hosts",
 }
 _SAYS = {
     **{flag: f"here it is called {name}" for flag, name in _IS_CALLED.items()},
-    **{
-        flag: f"here the router does that: {name}, with a --dp-size of 2 or more"
-        for flag, name in _BELONGS_TO_THE_ROUTER.items()
-    },
     "--tokenizer": "the checkpoint's own tokenizer is used; leave it out",
     "--tokenizer-path": "the checkpoint's own tokenizer is used; leave it out",
     "--trust-remote-code": "no code of a checkpoint is run; leave it out",

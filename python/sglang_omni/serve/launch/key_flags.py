@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,12 @@ def add_key_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help=f"clients must show this key, or another given so; or set {API_KEY}, which `ps` does not show",
     )
-    group.add_argument("--api-key-file", type=Path, metavar="PATH", help="a file with such keys, one a line")
+    group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="PATH",
+        help="a file with such keys, one a line; a name before a key is its tenant's, who may have several",
+    )
     group.add_argument(
         "--admin-api-key",
         metavar="KEY",
@@ -55,7 +60,8 @@ def take_access(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Ac
     """
     given, admin_given = os.environ.pop(API_KEY, ""), os.environ.pop(ADMIN_API_KEY, "")
     try:
-        keys = [*args.api_key, *_lines("--api-key-file", args.api_key_file)]
+        tenants = _tenants(_lines("--api-key-file", args.api_key_file))
+        keys = [*args.api_key, *tenants]
         admin_keys = _lines("--admin-api-key-file", args.admin_api_key_file)
     except (OSError, ValueError) as exc:
         parser.error(str(exc))
@@ -72,24 +78,32 @@ def take_access(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Ac
         admin_key=admin_keys[0] if admin_keys else None,
         host=args.host,
         allowed_hosts=tuple(args.allowed_hosts),
+        tenants={key: tenant for key, tenant in tenants.items() if tenant},
+        allowed_origins=tuple(args.allowed_origins),
     )
 
 
 def routers_keys(
-    parser: argparse.ArgumentParser, access: Access, router: Mapping[str, Any]
+    parser: argparse.ArgumentParser, access: Access, router: Mapping[str, Any], key_file: Path | None = None
 ) -> dict[str, Any]:
     """A fleet's router's fields with the server's keys, which are the router's there.
+
+    Args:
+        parser, access, router: The command line's.
+        key_file: What the router reads the keys of tenants from, and their names.
 
     Exits through ``parser`` if both are given.
     """
     fields: dict[str, Any] = {}
     if access.api_keys:
-        fields["api_key"] = list(access.api_keys)
+        fields["api_key"] = [key for key in access.api_keys if key not in access.tenants]
+    if access.tenants:
+        fields["api_key_file"] = str(key_file)
     if access.admin_key is not None:
         fields["admin_api_key"] = access.admin_key
     if access.allowed_hosts:
         fields["allowed_hosts"] = list(access.allowed_hosts)
-    for name in fields:
+    for name in [name for name in fields if not name.endswith("_file")]:
         for own in (name, f"{name}_file"):
             if own in router:
                 flag = name.replace("_", "-")
@@ -115,6 +129,21 @@ def replicas_environment(run_key: str) -> dict[str, str]:
     """This process's, with the key of the run and none of the router's."""
     kept = {name: value for name, value in os.environ.items() if name not in _ROUTERS}
     return {**kept, API_KEY: run_key, ADMIN_API_KEY: run_key}
+
+
+def _tenants(lines: Iterable[str]) -> dict[str, str]:
+    """The tenant of each key, empty for a key without one, from lines ``KEY`` or ``TENANT KEY``.
+
+    Raises:
+        ValueError: A key belongs to two.
+    """
+    tenants: dict[str, str] = {}
+    for line in lines:
+        tenant, _, key = line.rpartition(" ")
+        tenant = tenant.strip()
+        if tenants.setdefault(key, tenant) != tenant:
+            raise ValueError(f"--api-key-file: one key is that of {tenants[key]!r} and of {tenant!r}")
+    return tenants
 
 
 def _lines(flag: str, path: str | Path | None) -> list[str]:

@@ -38,6 +38,7 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--queue-size",
+        "--max-queued-requests",
         type=count_or_none,
         metavar="REQUESTS",
         help="requests beyond that which may wait for their turn; 0 for none (default: twice as many as run)",

@@ -19,6 +19,7 @@ class _Flag(NamedTuple):
         argument: The factories' name for it.
         const: The value that a flag sets that takes none.
         metavar: What its value is, for --help.
+        several: Whether it takes several values.
     """
 
     flag: str
@@ -28,6 +29,7 @@ class _Flag(NamedTuple):
     choices: Sequence[str] | None = None
     const: Any = None
     metavar: str = "N"
+    several: bool = False
 
 
 _FLAGS = (
@@ -72,6 +74,14 @@ _FLAGS = (
     ),
     _Flag("--mem-fraction-static", "mem_fraction_static", "share of a GPU for weights and KV cache", share),
     _Flag("--disable-radix-cache", "prefix_cache", "share no prefixes between requests", const=False),
+    _Flag(
+        "--allowed-media-hosts",
+        "allowed_media_hosts",
+        "hosts that media are fetched from by URL, as HOST or HOST:PORT; * for any",
+        not_empty,
+        metavar="HOST",
+        several=True,
+    ),
     _Flag("--tp-size", "tp_size", "ranks that a model is split over"),
 )
 
@@ -90,6 +100,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     for flag in _FLAGS:
         if flag.const is not None:
             group.add_argument(flag.flag, action="store_const", const=True, help=flag.help)
+        elif flag.several:
+            group.add_argument(
+                flag.flag, type=flag.type, nargs="+", action="extend", metavar=flag.metavar, help=flag.help
+            )
         else:
             group.add_argument(
                 flag.flag,
@@ -135,7 +149,7 @@ def _check_setting(setting: str) -> None:
     if text.strip() in ("", "~", "null"):
         return
     for flag in _FLAGS:
-        if flag.const is None and name.strip().endswith(f".{flag.argument}"):
+        if flag.const is None and not flag.several and name.strip().endswith(f".{flag.argument}"):
             try:
                 flag.type(text.strip())
             except argparse.ArgumentTypeError as exc:

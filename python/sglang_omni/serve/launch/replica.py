@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
+import ssl
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +43,7 @@ class ReplicaOptions:
     Attributes:
         host: The address to listen on.
         port: The port; 0 picks a free one.
-        model_name: The name that requests give the model; None: the pipeline's.
+        model_names: The names that requests give the model, the first in answers; none: the pipeline's.
         max_body_size: Bytes of a request's body.
         max_json_size: Bytes of a JSON body apart from its media.
         start_timeout: Seconds for the pipeline's processes to come up.
@@ -51,11 +52,12 @@ class ReplicaOptions:
         limits: Those of `--max-concurrent-requests`, `--queue-size` and `--queue-timeout` that were given.
         launcher: Starts the pipeline's processes; None: they are children of this process.
         access: The keys that clients must show; None: no keys.
+        tls: What connections are encrypted with; None: they are not.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    model_name: str | None = None
+    model_names: Sequence[str] = ()
     max_body_size: int = BodyLimits.max_body_size
     max_json_size: int = BodyLimits.max_json_size
     start_timeout: float = 600.0
@@ -64,6 +66,7 @@ class ReplicaOptions:
     limits: Mapping[str, float] = field(default_factory=dict)
     launcher: Launcher | None = None
     access: Access | None = None
+    tls: ssl.SSLContext | None = None
 
 
 async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
@@ -110,7 +113,8 @@ async def _serve(
     limits = AdmissionLimits.of_pipeline(held, options.limits)
     app = create_app(
         Client(runner.coordinator),
-        model_name=options.model_name or config.name,
+        model_name=next(iter(options.model_names), config.name),
+        aliases=options.model_names[1:],
         capabilities=Capabilities.of(config),
         max_body_size=options.max_body_size,
         max_json_size=options.max_json_size,
@@ -119,7 +123,7 @@ async def _serve(
         info=lambda: _info(runner),
         access=options.access,
     )
-    server = WebServer(app)
+    server = WebServer(app, tls=options.tls)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     lost = asyncio.ensure_future(runner.wait_failed())
     stopped = asyncio.ensure_future(signals.received.wait())
@@ -127,7 +131,8 @@ async def _serve(
     # A reader of the next log line may connect at once; the server accepts a moment later.
     listener.listen(_BACKLOG)
     logger.info("%s holds %s", config.name, limits.describe(held))
-    logger.info("%s is served on http://%s:%d", config.name, host, port)
+    scheme = "http" if options.tls is None else "https"
+    logger.info("%s is served on %s://%s:%d", config.name, scheme, host, port)
     try:
         await asyncio.wait({serving, lost, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if lost.done():

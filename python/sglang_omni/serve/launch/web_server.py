@@ -7,8 +7,10 @@ import contextlib
 import errno
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -34,9 +36,14 @@ class WebServer(uvicorn.Server):
     """Serves an application on sockets that are bound already; ``serve(sockets=[...])`` runs it.
 
     It leaves signals to its caller, which must stop the pipeline after the server.
+
+    Args:
+        tls: What connections are encrypted with; None: they are not.
     """
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, limits: ConnectionLimits | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -48,6 +55,7 @@ class WebServer(uvicorn.Server):
             )
         )
         self.limits = limits or ConnectionLimits()
+        self.tls = tls
         self.connections: Connections | None = None
         self._accepting: list[Accepting] = []
         self._sweeping: asyncio.Task[None] | None = None
@@ -66,7 +74,7 @@ class WebServer(uvicorn.Server):
             )
             return made
 
-        self._accepting = [Accepting(each, connections, protocol) for each in sockets or ()]
+        self._accepting = [Accepting(each, connections, protocol, self.tls) for each in sockets or ()]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for each in self._accepting:
@@ -91,10 +99,15 @@ class Accepting:
         listener: socket.socket,
         connections: Connections,
         protocol: Callable[[], asyncio.BaseProtocol],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._listener = listener
         self._connections = connections
         self._protocol = protocol
+        # A client has as long for the handshake as for a request's head.
+        self._secured: dict[str, Any] = (
+            {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": connections.limits.head_s}
+        )
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         self._said_at = -_SAY_AGAIN_S
@@ -129,9 +142,17 @@ class Accepting:
                 # The kernel ends a connection whose client is gone, or has taken no data for so long.
                 stall_ms = round(1000 * self._connections.limits.stall_s)
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
-            opening = asyncio.ensure_future(self._loop.connect_accepted_socket(self._protocol, accepted))
+            opening = asyncio.ensure_future(
+                self._loop.connect_accepted_socket(self._protocol, accepted, **self._secured)
+            )
             self._opening.add(opening)
-            opening.add_done_callback(self._opening.discard)
+            opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[object]) -> None:
+        self._opening.discard(opening)
+        if not opening.cancelled() and (failure := opening.exception()) is not None:
+            # Scanners, and clients that speak plain HTTP.
+            logger.debug("A connection could not be opened: %r", failure)
 
     def _pause(self, why: str) -> None:
         self._loop.remove_reader(self._listener)

@@ -7,20 +7,45 @@ use hyper::header::HeaderValue;
 
 use crate::base::config_error::ConfigError;
 
-/// The keys that a field and its file give, any number of them.
+/// A client's key, and the tenant that it belongs to. A tenant may have several.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TenantKey {
+    pub key: String,
+    pub tenant: Option<String>,
+}
+
+/// The keys that a field and its file give, any number of them. A line of the file is `KEY` or `TENANT KEY`.
 pub fn keys(
     field: &str,
     given: &[String],
     file: Option<&Path>,
-) -> Result<Vec<String>, ConfigError> {
-    let mut keys = given.to_vec();
+) -> Result<Vec<TenantKey>, ConfigError> {
+    let without_tenant = |key: &String| TenantKey {
+        key: key.clone(),
+        tenant: None,
+    };
+    let mut keys: Vec<TenantKey> = given.iter().map(without_tenant).collect();
     if let Some(path) = file {
-        keys.extend(lines(&format!("{field}_file"), path)?);
+        let lines = lines(&format!("{field}_file"), path)?;
+        keys.extend(lines.iter().map(|line| of_tenant(line)));
     }
-    for key in &keys {
+    for TenantKey { key, .. } in &keys {
         bearer(field, key)?;
     }
     Ok(keys)
+}
+
+fn of_tenant(line: &str) -> TenantKey {
+    match line.rsplit_once(' ') {
+        Some((tenant, key)) => TenantKey {
+            key: key.to_owned(),
+            tenant: Some(tenant.trim().to_owned()),
+        },
+        None => TenantKey {
+            key: line.to_owned(),
+            tenant: None,
+        },
+    }
 }
 
 /// The one key that a field or its file gives, with its `Authorization` header.
@@ -84,6 +109,19 @@ fn lines(field: &str, path: &Path) -> Result<Vec<String>, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_may_name_the_keys_tenant() {
+        let found = |line| {
+            let TenantKey { key, tenant } = of_tenant(line);
+            (tenant, key)
+        };
+        assert_eq!(found("k"), (None, "k".to_owned()));
+        assert_eq!(
+            found("team a  k"),
+            (Some("team a".to_owned()), "k".to_owned())
+        );
+    }
 
     #[test]
     fn wrong_keys_are_errors_that_do_not_show_them() {

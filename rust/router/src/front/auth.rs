@@ -5,6 +5,8 @@ use hyper::header::{AUTHORIZATION, HeaderValue};
 use ring::hmac;
 use subtle::ConstantTimeEq;
 
+use crate::base::keys::TenantKey;
+
 /// The secret for owners' words if workers have no key. Workers then see the client's own key anyway.
 const OWNER_LABEL: &[u8] = b"sglang-omni-owner";
 
@@ -25,7 +27,7 @@ struct ClientKey {
 impl AccessKeys {
     /// Takes the clients' keys, the administrator's, and the key that workers are shown, with its header.
     pub fn new(
-        clients: Vec<String>,
+        clients: Vec<TenantKey>,
         admin: Option<String>,
         worker: Option<(String, HeaderValue)>,
     ) -> AccessKeys {
@@ -33,10 +35,16 @@ impl AccessKeys {
             .as_ref()
             .map_or(OWNER_LABEL, |(key, _)| key.as_bytes());
         let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
-        let clients = clients.into_iter().map(|key| ClientKey {
-            owner: owner(&secret, &key),
-            key,
-        });
+        // No key has a space in it, so that none has a tenant's word.
+        let clients = clients
+            .into_iter()
+            .map(|TenantKey { key, tenant }| ClientKey {
+                owner: match tenant {
+                    Some(tenant) => owner(&secret, &format!("tenant {tenant}")),
+                    None => owner(&secret, &key),
+                },
+                key,
+            });
         AccessKeys {
             clients: clients.collect(),
             admin,
@@ -76,8 +84,8 @@ impl AccessKeys {
     }
 }
 
-fn owner(secret: &hmac::Key, key: &str) -> HeaderValue {
-    let tag = hmac::sign(secret, key.as_bytes());
+fn owner(secret: &hmac::Key, text: &str) -> HeaderValue {
+    let tag = hmac::sign(secret, text.as_bytes());
     let word: String = tag.as_ref()[..16]
         .iter()
         .map(|byte| format!("{byte:02x}"))
@@ -98,8 +106,18 @@ mod tests {
     use super::*;
 
     fn keys(clients: &[&str]) -> AccessKeys {
-        let clients = clients.iter().map(|&key| key.to_owned()).collect();
-        AccessKeys::new(clients, None, None)
+        AccessKeys::new(
+            clients.iter().map(|&key| of(None, key)).collect(),
+            None,
+            None,
+        )
+    }
+
+    fn of(tenant: Option<&str>, key: &str) -> TenantKey {
+        TenantKey {
+            key: key.to_owned(),
+            tenant: tenant.map(str::to_owned),
+        }
     }
 
     fn admits(keys: &AccessKeys, value: &str) -> bool {
@@ -119,21 +137,37 @@ mod tests {
 
     #[test]
     fn owners_are_told_apart_by_words_that_the_workers_key_makes() {
-        let of = |worker: Option<&str>, client: &str| {
+        let word = |worker: Option<&str>, client: &str| {
             let worker = worker.map(|key| (key.to_owned(), HeaderValue::from_static("Bearer w")));
-            let keys = AccessKeys::new(vec!["a".to_owned(), "b".to_owned()], None, worker);
+            let keys = AccessKeys::new(vec![of(None, "a"), of(None, "b")], None, worker);
             keys.owner(&shown(&format!("Bearer {client}"))).cloned()
         };
-        let words = [of(None, "a"), of(None, "b"), of(Some("w"), "a")];
+        let words = [word(None, "a"), word(None, "b"), word(Some("w"), "a")];
         assert!(words.iter().flatten().all(|word| word.len() == 32));
         assert!(words[0] != words[1] && words[0] != words[2]);
-        assert_eq!(words[0], of(None, "a"));
-        assert_eq!(of(None, "c"), None);
+        assert_eq!(words[0], word(None, "a"));
+        assert_eq!(word(None, "c"), None);
+    }
+
+    #[test]
+    fn the_keys_of_a_tenant_are_one_owner() {
+        let clients = [
+            (Some("blue"), "a"),
+            (Some("blue"), "b"),
+            (Some("red"), "c"),
+            (None, "blue"),
+        ];
+        let clients = clients.map(|(tenant, key)| of(tenant, key)).to_vec();
+        let keys = AccessKeys::new(clients, None, None);
+        let words = ["a", "b", "c", "blue"].map(|key| keys.owner(&shown(&format!("Bearer {key}"))));
+        assert!(words.iter().all(Option::is_some));
+        assert_eq!(words[0], words[1]);
+        assert!(words[0] != words[2] && words[0] != words[3]);
     }
 
     #[test]
     fn the_admin_key_is_no_clients() {
-        let keys = AccessKeys::new(vec!["client".to_owned()], Some("admin".to_owned()), None);
+        let keys = AccessKeys::new(vec![of(None, "client")], Some("admin".to_owned()), None);
         let (admin, client) = (shown("Bearer admin"), shown("Bearer client"));
         assert!(keys.is_admin(&admin) && !keys.is_admin(&client));
         assert!(keys.owner(&admin).is_none() && keys.owner(&client).is_some());

@@ -17,8 +17,16 @@ use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{Reason, Refusal};
 use crate::upstream::forwarding;
 
-/// Paths that need no key: probes and scrapers, which have none, ask for them.
-const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];
+/// Paths that need no key: probes and scrapers, which have none, ask for them, and so do browsers for a worker's page,
+/// which asks its reader for the key.
+const OPEN_PATHS: [&str; 6] = [
+    "/",
+    "/health",
+    "/liveness",
+    "/metrics",
+    "/ping",
+    "/readiness",
+];
 
 pub struct Gate {
     pub keys: AccessKeys,
