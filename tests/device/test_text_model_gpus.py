@@ -71,7 +71,7 @@ def test_a_llama_is_placed_on_the_gpu(checkpoint: Path, monkeypatch: pytest.Monk
 
 def test_an_engine_gets_what_fits_the_gpu(checkpoint: Path, built: list[tuple[Any, EngineOptions]]) -> None:
     load(checkpoint, quantization=None, kv_cache_dtype="auto")
-    assert text_engines.default_text_engine(checkpoint, "cuda:0") == "sglang"
+    assert text_engines.default_text_engine(checkpoint, EngineOptions(device="cuda:0")) == "sglang"
     _, options = built[-1]
     assert (options.device, options.dtype) == ("cuda:0", "bfloat16")
     assert (options.max_running_requests, options.chunked_prefill_size) == (64, 8192)

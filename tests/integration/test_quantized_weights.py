@@ -267,7 +267,7 @@ def test_sglang_is_told_of_the_quantization(
 
 def test_engines_on_a_cpu_refuse_what_is_quantized(fp8: Path, checkpoint: TinyCheckpoint) -> None:
     assert quantization_of(fp8) == "fp8"
-    assert default_text_engine(fp8, "cpu") == "sglang"
+    assert default_text_engine(fp8, EngineOptions()) == "sglang"
     with pytest.raises(ValueError, match=r"is quantized \(fp8\): engine 'sglang' on a GPU reads it"):
         build_omni_engine(DecoderSpec.from_dir(fp8), EngineOptions())
     with pytest.raises(ValueError, match=r"quantization 'fp8' is computed by SGLang's kernels on a GPU"):

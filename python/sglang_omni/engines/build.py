@@ -69,6 +69,8 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     """
     if options.dtype not in DTYPES:
         raise ValueError(f"dtype {options.dtype!r} is not supported; known: {', '.join(DTYPES)}")
+    if options.lora_paths:
+        raise ValueError("LoRA adapters need engine 'sglang': leave --engine or --lora-paths out")
     device = torch.device(options.device)
     refuse_quantization(spec.model_path, options)
     if options.num_threads is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -46,6 +47,8 @@ class EngineOptions:
         device: ``"cpu"`` or ``"cuda:N"``.
         mem_fraction_static: Share of a GPU's memory for weights and KV pool; SGLang then sizes the pool by
             the memory that it finds free.
+        lora_paths: Directories of LoRA adapters in PEFT's layout, by the names that requests give them.
+        max_loras_per_batch: Adapters in one step, the bare model counted as one.
         memory_bytes: What this process may take of its device; None for no limit but the device's.
     """
 
@@ -63,6 +66,8 @@ class EngineOptions:
     cuda_graph: bool = True
     device: str = "cpu"
     mem_fraction_static: float | None = None
+    lora_paths: Mapping[str, str] = field(default_factory=dict)
+    max_loras_per_batch: int = 8
     memory_bytes: int | None = None
     tp: TensorParallel = field(default_factory=TensorParallel)
 
@@ -77,6 +82,7 @@ class EngineOptions:
             "context_length",
             "page_size",
             "num_threads",
+            "max_loras_per_batch",
             "memory_bytes",
         ):
             value = getattr(self, name)

@@ -67,6 +67,7 @@ class EngineRequest(BaseRequest):
             stand for the content of media, where the prompt has placeholders.
         cacheable: True if equal tokens have equal keys and values, which can then be shared. If not, the
             prompt's tokens are placeholders, and penalties ignore them.
+        adapter: The LoRA adapter that computes it, by name; None for the bare model.
         cached_tokens: Prompt tokens found in the cache when the request first ran.
         num_computed: Tokens of prompt and output whose keys and values are in the cache.
         prefix_node: The prefix cache's id of the last published page of this request.
@@ -80,6 +81,7 @@ class EngineRequest(BaseRequest):
     positions: RotaryPositions | None = None
     key_token_ids: list[int] | None = None
     cacheable: bool = True
+    adapter: str | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     cached_tokens: int = 0

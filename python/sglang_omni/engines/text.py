@@ -17,9 +17,9 @@ from sglang_omni.model_runner.config import FAMILIES
 logger = logging.getLogger(__name__)
 
 
-def default_text_engine(model_path: Path, device: str) -> EngineKind:
-    """The engine for a text checkpoint: on a GPU SGLang's, on a CPU the faster one that knows the model."""
-    return "omni" if device == "cpu" and _only_sglang(model_path) is None else "sglang"
+def default_text_engine(model_path: Path, options: EngineOptions) -> EngineKind:
+    """The engine for a text checkpoint: on a GPU SGLang's, on a CPU the faster one that can compute it."""
+    return "omni" if options.device == "cpu" and _only_sglang(model_path, options) is None else "sglang"
 
 
 def build_text_engine(
@@ -37,11 +37,11 @@ def build_text_engine(
         ImportError: SGLang is needed, but is not installed, not of the supported version, or lacks kernels.
         FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
     """
-    chosen = kind or default_text_engine(model_path, options.device)
+    chosen = kind or default_text_engine(model_path, options)
     if chosen == "sglang":
         from sglang_omni.engines.sglang.build import build_sglang_text_engine
 
-        reason = _only_sglang(model_path)
+        reason = _only_sglang(model_path, options)
         try:
             return build_sglang_text_engine(model_path, options)
         except ImportError as exc:
@@ -56,8 +56,10 @@ def build_text_engine(
     return build_engine(chosen, DecoderSpec.from_dir(model_path), options)
 
 
-def _only_sglang(model_path: Path) -> str | None:
+def _only_sglang(model_path: Path, options: EngineOptions) -> str | None:
     """Why only SGLang can compute a model; None if engine "omni" can as well."""
+    if options.lora_paths:
+        return "it has LoRA adapters"
     fields: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
     if fields.get("model_type") not in FAMILIES:
         return f"its model_type is {fields.get('model_type')!r}"

@@ -36,6 +36,11 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
     if is_text and register_own_class(_fields(spec.model_path), options.device, spec.config):
         return SGLangEngine(compat.Runtime(spec.model_path, options), spec, options)
 
+    if options.lora_paths:
+        raise ValueError(
+            f"{spec.model_path}: LoRA adapters need a class of SGLang's own for the model, which is not used "
+            "here: leave --lora-paths out"
+        )
     from sglang_omni.engines.sglang.models.decoder import OmniDecoder
     from sglang_omni.engines.sglang.weights import loader_of, write_config
 

@@ -23,6 +23,7 @@ import torch
 
 from sglang_omni.diagnosis import kernels_install_line
 from sglang_omni.engines.options import EngineOptions, TensorParallel
+from sglang_omni.engines.sglang.lora import computing
 from sglang_omni.engines.sglang.settings import device_index, server_args
 from sglang_omni.packages import install_line
 
@@ -178,6 +179,7 @@ class Runtime:
 
         _check_groups(options.tp)
         self.tp = options.tp
+        self._options = options
         if options.device == "cpu" and options.tp.size > 1:
             _share_cores(options.tp.size)
         self.server_args = server_args(model_path, options, load_format)
@@ -205,7 +207,7 @@ class Runtime:
         """Makes this engine's settings SGLang's; other engines of the process wait."""
         from sglang.srt.runtime_context import use_context
 
-        with _ENGINE_LOCK, use_context(self._context), torch.no_grad():
+        with _ENGINE_LOCK, use_context(self._context), torch.no_grad(), computing(self._options):
             yield
 
     @contextmanager

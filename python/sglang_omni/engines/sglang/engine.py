@@ -13,6 +13,7 @@ from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest, RequestStatus
 from sglang_omni.engines.sglang.compat import Runtime
+from sglang_omni.engines.sglang.lora import adapters
 from sglang_omni.engines.sglang.memory import own_pool
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.scheduler import HoldingScheduler
@@ -49,6 +50,8 @@ class SGLangEngine:
                 self._pool_tokens,
                 options.max_total_tokens,
             )
+        # SGLang's ids of the LoRA adapters, by name.
+        self._adapters = {ref.lora_name: ref.lora_id for ref in adapters(options)}
         self._requests: dict[str, ScheduledRequest] = {}
         # True after a step that could run nothing: only a new or aborted request can change that.
         self._stalled = False
@@ -79,7 +82,8 @@ class SGLangEngine:
             num_positions=limit,
         )
         with self._runtime.active():
-            req = ScheduledRequest(request, self._controller, config.vocab_size)
+            adapter = None if request.adapter is None else self._adapters[request.adapter]
+            req = ScheduledRequest(request, self._controller, config.vocab_size, adapter)
             self.scheduler.enqueue(req)
         self._requests[request.request_id] = req
         self._stalled = False

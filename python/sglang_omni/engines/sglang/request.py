@@ -28,7 +28,13 @@ class ScheduledRequest(Req):
 
     to_finish: BaseFinishReason | None
 
-    def __init__(self, request: EngineRequest, controller: IterationController, vocab_size: int) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        controller: IterationController,
+        vocab_size: int,
+        lora_id: str | None = None,
+    ) -> None:
         sampling = SamplingParams(max_new_tokens=request.max_new_tokens, temperature=0.0)
         sampling.normalize(None)
         # SGLang matches ids by prefix, so all have the same length.
@@ -41,6 +47,7 @@ class ScheduledRequest(Req):
             vocab_size=vocab_size,
             # No other request's key begins like this.
             extra_key=None if request.cacheable else rid,
+            lora_id=lora_id,
         )
         if not request.cacheable:
             self.skip_radix_cache_insert = True

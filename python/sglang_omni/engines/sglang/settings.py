@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.engines.options import EngineOptions
+from sglang_omni.engines.sglang.lora import lora_settings
 from sglang_omni.gpus import CUSTOM_ALL_REDUCE
 
 # SGLang wants a few free pages beyond those that a request fills; with them, a request that needs the whole
@@ -127,4 +128,5 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         random_seed=0,
         log_level="warning",
         **per_device,
+        **lora_settings(options),
     )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
@@ -47,6 +48,11 @@ class TextPipelineConfig(PipelineConfig):
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The directories of LoRA adapters, by the names that the server knows them by."""
+        return dict(merge_factory_args(self.stage("thinker"), self).get("lora_paths") or {})
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,8 @@ def create_thinker(
     chunked_prefill_size: int | None = None,
     context_length: int | None = None,
     prefix_cache: bool = True,
+    lora_paths: Mapping[str, str] | None = None,
+    max_loras_per_batch: int = 8,
     mem_fraction_static: float | None = None,
     total_gpu_memory_fraction: float | None = None,
     tp_rank: int = 0,
@@ -76,6 +79,8 @@ def create_thinker(
         chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 8,192 on a GPU.
         context_length: A shorter context than the checkpoint's.
         prefix_cache: Whether requests share the keys and values of common prefixes.
+        lora_paths: Directories of LoRA adapters in PEFT's layout, by the names that requests give them.
+        max_loras_per_batch: Adapters in one step, the bare model counted as one.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
         total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         tp_rank: This process's rank.
@@ -106,11 +111,13 @@ def create_thinker(
         kv_cache_dtype=kv_cache_dtype,
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
+        lora_paths=dict(lora_paths or {}),
+        max_loras_per_batch=max_loras_per_batch,
         mem_fraction_static=mem_fraction_static,
         total_gpu_memory_fraction=total_gpu_memory_fraction,
         tp=(tp_rank, tp_size, nccl_port),
     )
-    thinker = TextThinker(load_tokenizer(model_path), sampling_defaults(Path(model_path)))
+    thinker = TextThinker(load_tokenizer(model_path), sampling_defaults(Path(model_path)), lora_paths or ())
     return OmniScheduler(
         built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,14 @@ class TextThinker:
     Args:
         tokenizer: The checkpoint's.
         sampling_defaults: Sampling parameters of a request that does not give them.
+        adapters: Names of LoRA adapters. A request names its adapter as its model, bare or behind ``MODEL:``.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any], adapters: Iterable[str] = ()
+    ) -> None:
         self._tokenizer = tokenizer
+        self._adapters = frozenset(adapters)
         self._sampling_defaults = dict(sampling_defaults)
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
@@ -46,7 +50,12 @@ class TextThinker:
             payload.data["prompt_token_ids"],
             sampling,
             IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
+            adapter=self._adapter(payload.request.metadata.get("model")),
         )
+
+    def _adapter(self, model: str | None) -> str | None:
+        name = model if model in self._adapters else (model or "").rpartition(":")[2]
+        return name if name in self._adapters else None
 
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]

@@ -203,13 +203,14 @@ def _families(server: AppState) -> Iterable[Metric]:
 
 
 def _model(server: AppState, name: str) -> dict[str, Any]:
+    adapter = server.capabilities.adapters.get(name.rpartition(":")[2])
     return {
         "id": name,
         "object": "model",
         "created": int(server.started),
         "owned_by": "sglang-omni",
-        "root": _model_path(server),
-        "parent": None,
+        "root": adapter or _model_path(server),
+        "parent": server.served_name if adapter is not None else None,
     }
 
 

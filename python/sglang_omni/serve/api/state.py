@@ -27,12 +27,14 @@ class Capabilities:
     """What a pipeline can do, as its config class declares in attributes of these names.
 
     None: not declared, so nothing is refused for it. Names of voices are compared without regard to case.
+    ``adapters`` are the directories of LoRA adapters, by name.
     """
 
     tasks: frozenset[str] | None = None
     input_modalities: frozenset[str] | None = None
     output_modalities: frozenset[str] | None = None
     voices: frozenset[str] | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
     stages: frozenset[str] | None = None
     request_params: RequestParams | None = None
 
@@ -50,6 +52,7 @@ class Capabilities:
             input_modalities=declared("input_modalities"),
             output_modalities=declared("output_modalities"),
             voices=None if voices is None else frozenset(voice.lower() for voice in voices),
+            adapters=getattr(config, "adapters", {}),
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
         )
@@ -91,8 +94,8 @@ class AppState:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """All names of the model."""
-        return (self.served_name, *self.aliases)
+        """All names of the model, and of its adapters."""
+        return (self.served_name, *self.aliases, *self.capabilities.adapters)
 
     def timeout(self, own: float | None) -> float | None:
         """Seconds that a request may take: the timeout of its body, at most the server's."""
@@ -108,7 +111,12 @@ class AppState:
         """
         if model is None:
             return self.served_name
-        if self.model_name is None or model in self.served_names:
+        base, _, adapter = model.rpartition(":")
+        if (
+            self.model_name is None
+            or model in self.served_names
+            or (adapter in self.capabilities.adapters and base in (self.served_name, *self.aliases))
+        ):
             return model
         raise RequestError(
             f"model {model!r} is not served here; this server has {_listed(map(repr, self.served_names))}",

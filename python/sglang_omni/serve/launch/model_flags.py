@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sglang_omni import hub
 from sglang_omni.serve.launch.flags import count, count_or_any, not_empty, share
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ class _Flag(NamedTuple):
         const: The value that a flag sets that takes none.
         metavar: What its value is, for --help.
         several: Whether it takes several values.
+        join: Makes the argument from several values.
     """
 
     flag: str
@@ -30,6 +33,32 @@ class _Flag(NamedTuple):
     const: Any = None
     metavar: str = "N"
     several: bool = False
+    join: Callable[[list[Any]], Any] = list
+
+
+def _adapter(text: str) -> str:
+    """For ``type=``: ``NAME=PATH``, or a path that is its own name."""
+    name, _, path = not_empty(text).rpartition("=")
+    return f"{name or path}={path}"
+
+
+def _by_name(adapters: list[str]) -> dict[str, str]:
+    """
+    Raises:
+        ValueError: Two have one name, or one is not an adapter in PEFT's layout.
+    """
+    paths: dict[str, str] = {}
+    for name, _, path in (adapter.partition("=") for adapter in adapters):
+        if name in paths:
+            raise ValueError(f"--lora-paths: two adapters are called {name!r}")
+        directory = hub.download(path) if hub.is_repo_id(path) else Path(path)
+        if not (directory / "adapter_config.json").is_file():
+            raise ValueError(
+                f"--lora-paths {name}={path}: no adapter there (no adapter_config.json); give the directory "
+                "of one in PEFT's layout, or an id of the hub"
+            )
+        paths[name] = str(directory.resolve())
+    return paths
 
 
 _FLAGS = (
@@ -82,6 +111,16 @@ _FLAGS = (
         metavar="HOST",
         several=True,
     ),
+    _Flag(
+        "--lora-paths",
+        "lora_paths",
+        "LoRA adapters that SGLang loads, by the names that requests give as their model",
+        _adapter,
+        metavar="NAME=PATH",
+        several=True,
+        join=_by_name,
+    ),
+    _Flag("--max-loras-per-batch", "max_loras_per_batch", "adapters that are computed together"),
     _Flag("--tp-size", "tp_size", "ranks that a model is split over"),
 )
 
@@ -133,7 +172,8 @@ def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
         value = getattr(args, _name(flag))
         if value is None:
             continue
-        if not override_stages(config, flag.argument, value if flag.const is None else flag.const):
+        value = flag.join(value) if flag.several else value if flag.const is None else flag.const
+        if not override_stages(config, flag.argument, value):
             raise ValueError(f"{flag.flag}: no stage of {config.name} takes it")
     for setting in args.stage:
         try:
