@@ -1,0 +1,1 @@
+"""Realtime sessions: a conversation by events, over whatever carries them."""

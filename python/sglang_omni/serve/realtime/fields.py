@@ -1,0 +1,11 @@
+"""The base of what realtime clients send: unknown fields are errors, and null is a value of its own."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class RealtimeModel(BaseModel):
+    """Unlike a request's body, an update tells null, which switches something off, from what it leaves out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
