@@ -32,6 +32,7 @@ class Choices:
     the finish reason "abort" and no effect on others; but those that have not begun yet end with the first.
 
     Attributes:
+        ids: Of the answers in the pipeline.
         per_prompt: The number of answers to each prompt.
     """
 
@@ -51,6 +52,7 @@ class Choices:
             per_prompt: The number of answers to each. Their seeds are the request's and its successors.
             audio_format: Of spoken answers.
         """
+        self.ids = list(ids)
         self.per_prompt = per_prompt
         self._client = client
         self._audio_format = audio_format
@@ -169,6 +171,7 @@ def choices_of(
     per_prompt: int = 1,
     audio_format: str = "wav",
     param: str = "n",
+    names: Sequence[str] | None = None,
 ) -> Choices:
     """The answers to an admitted request, each of which takes a place of the server.
 
@@ -176,9 +179,10 @@ def choices_of(
         request: Its id is registered by ``request_id_of``. A single answer has that id, several are numbered.
         prompts, per_prompt, audio_format: As for ``Choices``.
         param: The field that says how many, for error messages.
+        names: The caller's ids of the prompts.
 
     Raises:
-        RequestError: There are more than ``MAX_CHOICES``.
+        RequestError: There are more than ``MAX_CHOICES``, or a name is that of a running request.
     """
     count = per_prompt * len(prompts)
     if count > MAX_CHOICES:
@@ -190,7 +194,13 @@ def choices_of(
         )
     if count > 1:
         request.state.visit.widen(count)
-    ids = server.running.split(request.state.request_name, count)
+    name = request.state.request_name
+    if names is None:
+        ids = server.running.split(name, count)
+    else:
+        each = range(per_prompt)
+        numbered = [f"{own}-{index}" for own in names for index in each] if per_prompt > 1 else list(names)
+        ids = server.running.rename_parts(name, numbered)
     return Choices(server.client, ids, prompts, per_prompt=per_prompt, audio_format=audio_format)
 
 
