@@ -22,6 +22,7 @@ from sglang_omni.serve.api.generate import generate_routes
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.page import page_routes
+from sglang_omni.serve.api.realtime import realtime_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
@@ -84,6 +85,7 @@ def create_app(
         speech_routes,
         transcription_routes,
         generate_routes,
+        realtime_routes,
         admin_routes,
         page_routes,
     ):

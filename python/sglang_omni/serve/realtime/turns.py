@@ -35,7 +35,7 @@ class ServerVad(RealtimeModel):
 
 
 class SemanticVad(RealtimeModel):
-    """Turns by voice activity and by whether what was said is complete. ``eagerness``: how soon it answers."""
+    """Turns by voice activity, and by whether what was said is complete. ``eagerness``: of the answer."""
 
     type: Literal["semantic_vad"] = "semantic_vad"
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
