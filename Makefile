@@ -66,8 +66,17 @@ test-python: build system-packages
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
 .PHONY: test-long
-test-long: build system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
+test-long: build clients system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long
+
+CLIENTS := build/clients
+.PHONY: clients
+clients: $(CLIENTS)/.installed ## realtime clients that tests drive servers with, in an environment of their own (400 MB)
+
+$(CLIENTS)/.installed: requirements/clients.lock | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(CLIENTS)
+	$(BIN)/uv pip sync --quiet --python $(CLIENTS)/bin/python --require-hashes requirements/clients.lock
+	touch $@
 
 # What mooncake's engine links to, and `ip`, with which tests make hosts of network namespaces. Recommended packages
 # are left out: they are drivers for RDMA, and one of them makes NIXL crash when a process exits.

@@ -50,6 +50,7 @@ NOT_DECLARED = {
 NOT_IMPORTED = {
     "python-multipart": "starlette's, for forms",
     "torchvision": "transformers', for images",
+    "pipecat-ai": "only Smart Turn's weights are read from its wheel",
     "nixl": "imported by a name that tells the CUDA version",
     "websockets": "uvicorn's, for WebSockets",
 }

@@ -288,6 +288,7 @@ def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
     if token_ids is not None:
         chunk.token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
     chunk.reasoning = data.get("reasoning") or ""
+    chunk.spoken_text = data.get("spoken_text") or ""
     chunk.tool_calls = [ToolCall(**call) for call in data.get("tool_calls") or ()]
     chunk.logprobs = [TokenLogprob.from_wire(token) for token in data.get("logprobs") or ()]
     chunk.prompt_logprobs = [TokenLogprob.from_wire(token) for token in data.get("prompt_logprobs") or ()]

@@ -245,6 +245,7 @@ class GenerateChunk:
 
     Attributes:
         audio_data: Samples, float32 of shape (samples,) in [-1, 1], or in the stage's own type.
+        spoken_text: The text that these samples speak, if the pipeline tells; not on the last chunk.
         input_transcript: The transcript of the request's own audio.
         timings: Seconds of work and wait in each stage, in the order of the stages, on the last chunk of a
             request that asked for them.
@@ -278,6 +279,7 @@ class GenerateChunk:
     tool_calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    spoken_text: str = ""
 
 
 @dataclass

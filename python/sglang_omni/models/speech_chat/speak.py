@@ -22,7 +22,8 @@ _FIRST_CLAUSE_CHARS = 24
 class SpeakSession(StreamSession):
     """One request: ``{"text": str}`` in its payload, or in each item of its stream.
 
-    Each chunk is a sentence, or at first a clause; the result is all speech and the text.
+    Each chunk is a sentence, or at first a clause, with its text as ``spoken_text``; the result is all speech
+    and the text.
     """
 
     def __init__(self, voice: Voice) -> None:
@@ -68,7 +69,7 @@ class SpeakSession(StreamSession):
             audio = self._voice.speak(sentence, self._speed, self._seed)
             if len(audio):
                 self._audio.append(audio)
-                yield _audio_chunk(audio)
+                yield {**_audio_chunk(audio), "spoken_text": sentence}
 
 
 def _audio_chunk(audio: NDArray[np.float32]) -> dict[str, Any]:

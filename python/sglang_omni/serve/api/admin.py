@@ -197,6 +197,7 @@ def _families(server: AppState) -> Iterable[Metric]:
     yield family("stages_down", "Stages that are being restarted.", len(state.get("down_stages") or ()))
     yield family("requests_running", "Requests that have a place.", admission.running)
     yield family("requests_waiting", "Requests that wait for a place.", admission.waiting)
+    yield family("realtime_sessions", "Realtime sessions that are open.", server.realtime.count)
     yield family(
         "requests_refused_total", "Requests refused with 429, by reason.", admission.refused, label="reason"
     )

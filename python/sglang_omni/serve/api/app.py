@@ -23,6 +23,7 @@ from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.origins import cross_origin
 from sglang_omni.serve.api.page import page_routes
+from sglang_omni.serve.api.realtime import realtime_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
@@ -93,6 +94,7 @@ def create_app(
         transcription_routes,
         generate_routes,
         tokenize_routes,
+        realtime_routes,
         admin_routes,
         page_routes,
     ):

@@ -21,6 +21,7 @@ from sglang_omni.serve.api.prompts import Prompts
 from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.websockets import OpenWebSockets
+from sglang_omni.serve.realtime.sessions import Sessions
 
 DEFAULT_MODEL_NAME = "sglang-omni"
 
@@ -90,6 +91,7 @@ class AppState:
     admission: Admission = field(default_factory=Admission)
     metrics: Metrics = field(default_factory=Metrics)
     running: RunningRequests = field(default_factory=RunningRequests)
+    realtime: Sessions = field(default_factory=Sessions)
     websockets: OpenWebSockets = field(default_factory=OpenWebSockets)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)

@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class RealtimeModel(BaseModel):
-    """Unlike a request's body, an update tells null, which switches something off, from what it leaves out."""
+    """Unlike a request's body, an update tells null, which switches off, from what is left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())

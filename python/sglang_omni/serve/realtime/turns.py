@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sglang_omni.client import RequestError
 from sglang_omni.serve.realtime.fields import RealtimeModel
 
 
@@ -35,7 +34,7 @@ class ServerVad(RealtimeModel):
 
 
 class SemanticVad(RealtimeModel):
-    """Turns by voice activity and by whether what was said is complete. ``eagerness``: how soon it answers."""
+    """Turns by voice activity, and by whether what was said is complete. ``eagerness``: of the answer."""
 
     type: Literal["semantic_vad"] = "semantic_vad"
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
@@ -66,16 +65,3 @@ class TurnDetector(Protocol):
     def feed(self, samples: NDArray[np.float32]) -> list[SpeechStarted | SpeechStopped]:
         """What the next samples, float32 of shape (n,) at 24 kHz, tell. Runs in a thread of its own."""
         ...
-
-
-def create_detector(settings: ServerVad | SemanticVad) -> TurnDetector:
-    """
-    Raises:
-        RequestError: There is no such detector here.
-    """
-    raise RequestError(
-        f"session.audio.input.turn_detection: {settings.type} is not supported; set it to null, and commit "
-        "the input buffer at the end of each turn",
-        param="session.audio.input.turn_detection.type",
-        code="unsupported_value",
-    )

@@ -1,0 +1,242 @@
+"""The configuration of a session: what clients may set, and what the pipeline behind it can do of that."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from sglang_omni.client import RequestError
+from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.realtime.events import validated
+from sglang_omni.serve.realtime.fields import RealtimeModel
+from sglang_omni.serve.realtime.sound import AudioFormat, Pcm
+from sglang_omni.serve.realtime.turns import ServerVad, TurnDetection, create_detector
+
+Modality = Literal["text", "audio"]
+Text = Annotated[str, Field(max_length=1_000_000)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+MaxTokens = Annotated[int, Field(ge=1, lt=2**31)] | Literal["inf"]
+# Fields that null switches off; in others it counts as left out.
+_SWITCHED_OFF = {"turn_detection", "transcription", "noise_reduction", "voice", "temperature"}
+_SPOKEN: tuple[Modality, ...] = ("audio",)
+_MERGED = {"audio", "input", "output"}
+
+
+class Transcription(RealtimeModel):
+    """How input audio is written down for the client. The pipeline's own recognizer does it."""
+
+    model: Name | None = None
+    language: Name | None = None
+    prompt: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class InputAudio(RealtimeModel):
+    format: AudioFormat = Field(default_factory=Pcm)
+    transcription: Transcription | None = None
+    noise_reduction: dict[str, Any] | None = None
+    turn_detection: TurnDetection | None = None
+
+
+class VoiceId(RealtimeModel):
+    id: Name
+
+
+class OutputAudio(RealtimeModel):
+    format: AudioFormat = Field(default_factory=Pcm)
+    voice: Name | VoiceId | None = None
+    speed: Annotated[float, Field(ge=0.25, le=1.5)] = 1.0
+
+    @property
+    def voice_name(self) -> str | None:
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+class Audio(RealtimeModel):
+    input: InputAudio = Field(default_factory=InputAudio)
+    output: OutputAudio = Field(default_factory=OutputAudio)
+
+
+class FunctionTool(RealtimeModel):
+    type: Literal["function"] = "function"
+    name: Name
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+
+    def as_chat_tool(self) -> dict[str, Any]:
+        fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {
+            "type": "function",
+            "function": {name: value for name, value in fields.items() if value is not None},
+        }
+
+
+class ChosenFunction(RealtimeModel):
+    type: Literal["function"]
+    name: Name
+
+
+Tools = Annotated[list[FunctionTool], Field(max_length=128)]
+ToolChoice = Literal["auto", "none", "required"] | ChosenFunction
+
+
+class SessionConfig(RealtimeModel):
+    """
+    Attributes:
+        type: Whether the session answers, or only writes down what it hears.
+        output_modalities: Of an answer: text, or sound with its transcript.
+        truncation: Whether the oldest items are left out of a prompt that would be too long.
+        temperature: Not among OpenAI's fields any more.
+        model: Set when the session begins.
+        include, prompt, tracing, reasoning: Nothing of it is there.
+    """
+
+    type: Literal["realtime", "transcription"] = "realtime"
+    model: Name | None = None
+    instructions: Text = ""
+    output_modalities: Annotated[list[Modality], Field(min_length=1, max_length=1)] = Field(
+        default_factory=lambda: list(_SPOKEN)
+    )
+    audio: Audio = Field(default_factory=Audio)
+    tools: Tools = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    max_output_tokens: MaxTokens = "inf"
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    truncation: Literal["auto", "disabled"] = "auto"
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+    prompt: None = None
+    tracing: None = None
+    reasoning: None = None
+
+    @property
+    def is_spoken(self) -> bool:
+        return self.output_modalities == ["audio"]
+
+    def shown(self) -> dict[str, Any]:
+        """As events show it."""
+        fields = self.model_dump()
+        if self.type == "transcription":
+            fields = {"type": "transcription", "audio": {"input": fields["audio"]["input"]}}
+        return fields
+
+
+def default_config(server: AppState, model: str, kind: Literal["realtime", "transcription"]) -> SessionConfig:
+    """What a session begins with: sound if the pipeline speaks, and turns by voice activity if it hears.
+
+    Raises:
+        RequestError: The pipeline does nothing of the kind.
+    """
+    abilities = server.capabilities
+    hears = abilities.input_modalities is None or "audio" in abilities.input_modalities
+    speaks = abilities.output_modalities is None or "audio" in abilities.output_modalities
+    config = SessionConfig(type=kind, model=model, output_modalities=["audio" if speaks else "text"])
+    if hears:
+        config.audio.input.turn_detection = _default_turns()
+    if kind == "transcription":
+        config.audio.input.transcription = Transcription()
+    check_config(config, server)
+    return config
+
+
+def updated(
+    config: SessionConfig, update: dict[str, Any], server: AppState, prefix: str = "session."
+) -> SessionConfig:
+    """The configuration with the fields of an update; ``config`` stays as it is.
+
+    Args:
+        prefix: Of the fields' names in errors.
+
+    Raises:
+        RequestError: A field is unknown, wrong, or beyond the pipeline.
+    """
+    merged = _merged(config.model_dump(), update)
+    new = validated(SessionConfig, merged, prefix)
+    if new.model != config.model:
+        server.check_model(new.model)
+    if (transcription := new.audio.input.transcription) is not None:
+        transcription.model = server.served_name
+    check_config(new, server)
+    return new
+
+
+def _merged(old: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
+    result = dict(old)
+    for name, value in update.items():
+        if name in _MERGED and isinstance(value, dict) and isinstance(old.get(name), dict):
+            result[name] = _merged(old[name], value)
+        elif value is not None or name in _SWITCHED_OFF or name not in old:
+            result[name] = value
+    return result
+
+
+def check_config(config: SessionConfig, server: AppState) -> None:
+    """
+    Raises:
+        RequestError: The pipeline cannot do what the configuration asks for.
+    """
+    heard = config.audio.input
+    if heard.noise_reduction is not None:
+        raise RequestError(
+            "session.audio.input.noise_reduction: not supported here; set it to null",
+            param="session.audio.input.noise_reduction",
+            code="unsupported_value",
+        )
+    if heard.turn_detection is not None:
+        server.check_input("audio", "session.audio.input.turn_detection")
+        create_detector(heard.turn_detection)
+    if heard.transcription is not None:
+        server.check_task("transcription")
+        server.check_params("transcription", transcription_params(heard.transcription), None)
+    if config.type == "transcription":
+        if heard.transcription is None:
+            raise RequestError(
+                "session.audio.input.transcription: a transcription session needs one",
+                param="session.audio.input.transcription",
+                code="missing_required_parameter",
+            )
+        return
+    server.check_task("chat")
+    server.check_output(config.output_modalities[0], "session.output_modalities")
+    if config.is_spoken:
+        server.check_voice(config.audio.output.voice_name, "session.audio.output.voice")
+    server.check_params("chat", chat_params(config), None, spoken=config.is_spoken)
+
+
+def chat_params(config: SessionConfig) -> dict[str, Any]:
+    """The parameters of a response, by the names that stages know them by; only those that are set."""
+    params: dict[str, Any] = {}
+    if config.temperature is not None:
+        params["temperature"] = config.temperature
+    if config.max_output_tokens != "inf":
+        params["max_new_tokens"] = config.max_output_tokens
+    if config.is_spoken:
+        if (voice := config.audio.output.voice_name) is not None:
+            params["voice"] = voice
+        if config.audio.output.speed != 1.0:
+            params["speed"] = config.audio.output.speed
+    if config.tools:
+        params["tools"] = [tool.as_chat_tool() for tool in config.tools]
+        params["parallel_tool_calls"] = config.parallel_tool_calls
+        params["tool_choice"] = (
+            {"type": "function", "function": {"name": config.tool_choice.name}}
+            if isinstance(config.tool_choice, ChosenFunction)
+            else config.tool_choice
+        )
+    return params
+
+
+def transcription_params(settings: Transcription) -> dict[str, Any]:
+    """The parameters of a transcription; only those that are set."""
+    params = {"language": settings.language, "prompt": settings.prompt}
+    return {name: value for name, value in params.items() if value}
+
+
+def _default_turns() -> ServerVad | None:
+    """OpenAI's default, if there is a detector."""
+    settings = ServerVad()
+    try:
+        create_detector(settings)
+    except RequestError:
+        return None
+    return settings

@@ -1,0 +1,68 @@
+"""Writes down what a client said, for the client to see."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from sglang_omni.client import GenerateRequest
+from sglang_omni.client.transport import Deltas
+from sglang_omni.serve.api.request_ids import RequestName
+from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.realtime.config import Transcription, transcription_params
+from sglang_omni.serve.realtime.events import error_fields, new_id
+from sglang_omni.serve.realtime.items import Item
+from sglang_omni.serve.realtime.outbox import Outbox
+from sglang_omni.serve.realtime.response import Caller
+
+_PREFIX = "conversation.item.input_audio_transcription"
+
+
+async def transcribe(
+    server: AppState, outbox: Outbox, caller: Caller, item: Item, index: int, settings: Transcription
+) -> None:
+    """Transcribe a part of an item, and tell it in events. A failure is told in one, too."""
+    place = {"item_id": item.id, "content_index": index}
+    part = item.content[index]
+    if part.audio is None:
+        return
+    request = GenerateRequest(
+        audio=part.audio.wav(),
+        extra_params=transcription_params(settings),
+        metadata={"task": "transcription"},
+        timeout=server.timeout(None),
+        session_id=caller.session_key,
+        owner=caller.owner,
+    )
+    name = RequestName(new_id("item"), item.id, owner=caller.owner)
+    try:
+        turn = await server.admission.enter(asyncio.Event().wait)
+        assert turn is not None
+        try:
+            request_id = server.running.admit(name, None)
+            deltas = Deltas()
+            async with aclosing(server.client.generate(request, request_id)) as chunks:
+                async for chunk in chunks:
+                    if text := deltas.new_text(chunk):
+                        outbox.put(f"{_PREFIX}.delta", **place, delta=text)
+        finally:
+            server.running.leave(name)
+            server.admission.leave(turn)
+    except Exception as exc:  # noqa: BLE001  # it is told to the client
+        outbox.put(f"{_PREFIX}.failed", **place, error=error_fields(exc))
+        return
+    part.transcript = deltas.text
+    tell_transcript(outbox, item, index)
+
+
+def tell_transcript(outbox: Outbox, item: Item, index: int) -> None:
+    """Tell the client what it said in a part of an item, whose transcript is known."""
+    part = item.content[index]
+    seconds = 0.0 if part.audio is None else part.audio.seconds
+    outbox.put(
+        f"{_PREFIX}.completed",
+        item_id=item.id,
+        content_index=index,
+        transcript=part.transcript or "",
+        usage={"type": "duration", "seconds": seconds},
+    )

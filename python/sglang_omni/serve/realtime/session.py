@@ -1,0 +1,415 @@
+"""A realtime session: takes a client's events, and emits events, over whatever carries them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from sglang_omni.client import RequestError
+from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.realtime.asking import read_asked
+from sglang_omni.serve.realtime.clip import Clip
+from sglang_omni.serve.realtime.config import default_config, updated
+from sglang_omni.serve.realtime.conversation import Conversation
+from sglang_omni.serve.realtime.events import (
+    ClientEvent,
+    InputAudioAppend,
+    InputAudioClear,
+    InputAudioCommit,
+    ItemCreate,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+    OutputAudioClear,
+    ResponseCancel,
+    ResponseCreate,
+    SessionUpdate,
+    error_fields,
+    new_id,
+    parse_event,
+    read_event,
+)
+from sglang_omni.serve.realtime.hearing import tell_transcript, transcribe
+from sglang_omni.serve.realtime.input_buffer import MAX_SECONDS, InputBuffer
+from sglang_omni.serve.realtime.items import Item, Part, base64_bytes, read_item
+from sglang_omni.serve.realtime.listener import Listener
+from sglang_omni.serve.realtime.outbox import Outbox
+from sglang_omni.serve.realtime.response import Asked, Caller, Response
+from sglang_omni.serve.realtime.sound import RATE, Decoder, Samples
+from sglang_omni.serve.realtime.turns import SpeechStarted, SpeechStopped, TurnDetector, create_detector
+
+MAX_SECONDS_OF_SESSION = 3600
+# Responses beside the one that the conversation is written by.
+_MAX_RESPONSES = 8
+# A client that commits its sound asks for a response at once, which tells the transcript on its way.
+_ANSWER_S = 0.1
+# Of silence that is kept for the beginning of a turn, which a detector sees late.
+_KEPT_S = 6.0
+_MIN_COMMIT_S = 0.1
+# Detectors of all sessions: each takes a fraction of the time that its sound lasts.
+_detecting = ThreadPoolExecutor(2, thread_name_prefix="turns")
+
+
+class Session:
+    """
+    Args:
+        model: The served model's name.
+        kind: Whether it answers, or only writes down what it hears.
+        listener: Hears answers in place of events.
+
+    Attributes:
+        outbox: What the client is to read.
+
+    Raises:
+        RequestError: The pipeline can do nothing of the kind.
+    """
+
+    def __init__(
+        self,
+        server: AppState,
+        *,
+        model: str,
+        kind: Literal["realtime", "transcription"] = "realtime",
+        owner: str | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.id = new_id("sess")
+        self.outbox = Outbox()
+        self.config = default_config(server, model, kind)
+        self.conversation = Conversation()
+        self._conversation_id = new_id("conv")
+        self._server = server
+        self._listener = listener
+        self._expires_at = round(time.time()) + MAX_SECONDS_OF_SESSION
+        # Its requests go to the same worker of a stage, which has the conversation in its cache.
+        self._caller = Caller(owner, self.id if owner is None else f"{owner}:{self.id}")
+        self._active: Response | None = None
+        self._others: dict[str, Response] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._transcribing: dict[str, asyncio.Task[None]] = {}
+        self._buffer = InputBuffer()
+        self._decoder = Decoder(self.config.audio.input.format)
+        self._detector: TurnDetector | None = None
+        self._detected_from = 0
+        # The turn that goes on: its item's id, and its first sample's place.
+        self._turn: tuple[str, int] | None = None
+        self._new_detector()
+        self._handlers: dict[type[ClientEvent], Callable[[Any], Coroutine[Any, Any, None]]] = {
+            SessionUpdate: self._update,
+            InputAudioAppend: self._append,
+            InputAudioCommit: self._commit,
+            InputAudioClear: self._clear,
+            OutputAudioClear: self._clear_output,
+            ItemCreate: self._create_item,
+            ItemRetrieve: self._retrieve_item,
+            ItemDelete: self._delete_item,
+            ItemTruncate: self._truncate_item,
+            ResponseCreate: self._create_response,
+            ResponseCancel: self._cancel_response,
+        }
+
+    def begin(self) -> None:
+        self.outbox.put("session.created", session=self.shown())
+
+    def shown(self) -> dict[str, Any]:
+        return {
+            "object": "realtime.session",
+            "id": self.id,
+            "expires_at": self._expires_at,
+            **self.config.shown(),
+        }
+
+    async def receive(self, text: str) -> None:
+        """Take one event of the client's, as JSON. What is wrong with it is told in an event."""
+        fields: dict[str, Any] = {}
+        try:
+            fields = parse_event(text)
+            event = read_event(fields)
+            await self._handlers[type(event)](event)
+        except Exception as exc:  # noqa: BLE001  # it is told to the client
+            event_id = fields.get("event_id")
+            error = {**error_fields(exc), "event_id": event_id if isinstance(event_id, str) else None}
+            self.outbox.put("error", error=error)
+
+    async def hear(self, samples: Samples) -> None:
+        """Take the next sound of the client's, float32 of shape (n,) at ``RATE``.
+
+        Raises:
+            RequestError: There is more than a turn may have, or the pipeline takes no sound.
+        """
+        self._server.check_input("audio", "audio")
+        self._buffer.add(samples)
+        if self._detector is None:
+            return
+        loop = asyncio.get_running_loop()
+        for told in await loop.run_in_executor(_detecting, self._detector.feed, samples):
+            if isinstance(told, SpeechStarted):
+                self._turn_begins(told.audio_start_ms)
+            else:
+                self._turn_ends(told)
+        if self._turn is None:
+            self._buffer.drop(self._buffer.end - round(_KEPT_S * RATE))
+        elif self._buffer.seconds > MAX_SECONDS - 1:
+            self._turn_ends(SpeechStopped(_ms(self._buffer.end - self._detected_from)))
+            self._new_detector()
+
+    async def close(self) -> None:
+        """End all that runs for it."""
+        self.outbox.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def expire(self) -> None:
+        minutes = MAX_SECONDS_OF_SESSION // 60
+        exc = RequestError(f"the session has lasted {minutes} minutes, the limit", code="session_expired")
+        self.outbox.put("error", error={**error_fields(exc), "event_id": None})
+        self.outbox.close()
+
+    async def _update(self, event: SessionUpdate) -> None:
+        new = updated(self.config, event.session, self._server)
+        if new.type != self.config.type and len(self.conversation):
+            raise RequestError(
+                "session.type: cannot change once the conversation has begun",
+                param="session.type",
+                code="invalid_value",
+            )
+        old, self.config = self.config.audio.input, new
+        if new.audio.input.format != old.format:
+            self._decoder = Decoder(new.audio.input.format)
+        if new.audio.input.turn_detection != old.turn_detection:
+            self._new_detector()
+        self.outbox.put("session.updated", session=self.shown())
+
+    async def _append(self, event: InputAudioAppend) -> None:
+        await self.hear(self._decoder.add(base64_bytes(event.audio, "audio")))
+
+    async def _commit(self, event: InputAudioCommit) -> None:
+        if self._buffer.seconds < _MIN_COMMIT_S:
+            raise RequestError(
+                f"the input audio buffer has {1000 * self._buffer.seconds:.0f} ms of sound, and a turn needs "
+                f"at least {1000 * _MIN_COMMIT_S:.0f} ms",
+                code="input_audio_buffer_commit_empty",
+            )
+        item_id = self._turn[0] if self._turn is not None else new_id("item")
+        self._new_detector()
+        self._add_turn(item_id, self._buffer.take(self._buffer.start, self._buffer.end))
+
+    async def _clear(self, event: InputAudioClear) -> None:
+        self._buffer.clear()
+        self._new_detector()
+        self.outbox.put("input_audio_buffer.cleared")
+
+    async def _clear_output(self, event: OutputAudioClear) -> None:
+        if self._listener is None:
+            raise RequestError(
+                "output_audio_buffer.clear: this client plays the sound itself; cancel the response",
+                code="unsupported_parameter",
+            )
+        if self._active is not None:
+            self._active.cancel("client_cancelled")
+        self._silence()
+
+    async def _create_item(self, event: ItemCreate) -> None:
+        item = read_item(event.item, self._server, self.config.audio.input.format)
+        before = self.conversation.add(item, event.previous_item_id)
+        self._tell_item(item, before)
+
+    async def _retrieve_item(self, event: ItemRetrieve) -> None:
+        item = self.conversation.get(event.item_id)
+        audio = self.config.audio
+        sound = audio.output.format if item.role == "assistant" else audio.input.format
+        self.outbox.put("conversation.item.retrieved", item=item.shown(sound))
+
+    async def _delete_item(self, event: ItemDelete) -> None:
+        self.conversation.delete(event.item_id)
+        self.outbox.put("conversation.item.deleted", item_id=event.item_id)
+
+    async def _truncate_item(self, event: ItemTruncate) -> None:
+        self.truncate(event.item_id, event.content_index, event.audio_end_ms)
+
+    def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
+        """Cut an answer's sound and its transcript where the client has stopped playing it.
+
+        Raises:
+            RequestError: The item is no spoken answer, or is not as long.
+        """
+        item = self.conversation.get(item_id)
+        part = item.content[content_index] if content_index < len(item.content) else None
+        if part is None or part.kind != "output_audio":
+            raise RequestError(
+                f"item_id: {item_id!r} has no spoken answer in its content {content_index}",
+                param="item_id",
+                code="invalid_value",
+            )
+        seconds = audio_end_ms / 1000
+        # A client counts what it has played; a millisecond of rounding is not an error.
+        if seconds > part.spoken.seconds + 0.001:
+            raise RequestError(
+                f"audio_end_ms: the answer has {_ms(part.spoken.seconds * RATE)} ms of sound",
+                param="audio_end_ms",
+                code="invalid_value",
+            )
+        part.transcript = part.spoken.until(seconds, part.transcript or "")
+        if part.audio is not None:
+            part.audio = part.audio.until(seconds)
+        part.spoken.cut(seconds)
+        self.outbox.put(
+            "conversation.item.truncated",
+            item_id=item_id,
+            content_index=content_index,
+            audio_end_ms=audio_end_ms,
+        )
+
+    async def _create_response(self, event: ResponseCreate) -> None:
+        asked = read_asked(
+            event.response or {}, self.config, self.conversation, self._conversation_id, self._server
+        )
+        self._respond(asked)
+
+    async def _cancel_response(self, event: ResponseCancel) -> None:
+        response = self._active
+        if event.response_id is not None and (response is None or response.id != event.response_id):
+            response = self._others.get(event.response_id)
+        if response is None:
+            raise RequestError(
+                "no response is in progress that could be cancelled", code="response_cancel_not_active"
+            )
+        response.cancel("client_cancelled")
+
+    def _respond(self, asked: Asked) -> None:
+        if self.config.type == "transcription":
+            raise RequestError("a transcription session gives no responses", code="invalid_value")
+        if asked.conversation is not None:
+            if self._active is not None:
+                raise RequestError(
+                    f"the conversation has the response {self._active.id} in progress: wait for its "
+                    "response.done, or cancel it",
+                    code="conversation_already_has_active_response",
+                )
+            self.conversation.check_room()
+        elif len(self._others) >= _MAX_RESPONSES:
+            raise RequestError(
+                f"{_MAX_RESPONSES} responses are in progress, the limit: wait for one",
+                code="rate_limit_exceeded",
+            )
+        spoken = _last_spoken(asked)
+        response = Response(
+            self._server,
+            self.outbox,
+            asked,
+            self._caller,
+            on_heard=lambda transcript: self._heard(spoken, transcript),
+            after=[self._transcribing[item.id] for item in asked.items if self._is_transcribing(item)],
+            listener=self._listener if asked.conversation is not None else None,
+        )
+        if asked.conversation is not None:
+            self._active = response
+        else:
+            self._others[response.id] = response
+        task = response.begin()
+        self._keep(task)
+        task.add_done_callback(lambda _: self._response_ended(response, spoken))
+
+    def _response_ended(self, response: Response, spoken: Item | None) -> None:
+        if self._active is response:
+            self._active = None
+        self._others.pop(response.id, None)
+        if spoken is not None and spoken.content[0].transcript is None:
+            self._transcribe(spoken, delay=0.0)
+
+    def _heard(self, item: Item | None, transcript: str) -> None:
+        """Note what the pipeline itself has heard in an item."""
+        if item is None or (part := item.content[0]).is_heard:
+            return
+        is_news = part.transcript is None
+        part.transcript, part.is_heard = transcript, True
+        if is_news and self.config.audio.input.transcription is not None:
+            tell_transcript(self.outbox, item, 0)
+
+    def _turn_begins(self, start_ms: int) -> None:
+        place = self._detected_from + round(start_ms * RATE / 1000)
+        self._turn = (new_id("item"), max(place, self._buffer.start))
+        self.outbox.put("input_audio_buffer.speech_started", audio_start_ms=_ms(place), item_id=self._turn[0])
+        turns = self.config.audio.input.turn_detection
+        if turns is not None and turns.interrupt_response:
+            if self._active is not None:
+                self._active.cancel("turn_detected")
+            self._silence()
+
+    def _turn_ends(self, told: SpeechStopped) -> None:
+        if self._turn is None:
+            return
+        (item_id, start), self._turn = self._turn, None
+        end = self._detected_from + round(told.audio_end_ms * RATE / 1000)
+        self.outbox.put("input_audio_buffer.speech_stopped", audio_end_ms=_ms(end), item_id=item_id)
+        self._add_turn(item_id, self._buffer.take(start, end))
+        turns = self.config.audio.input.turn_detection
+        if turns is not None and turns.create_response and self.config.type == "realtime":
+            self._respond(
+                Asked(self.config, list(self.conversation.items), self.conversation, self._conversation_id)
+            )
+
+    def _add_turn(self, item_id: str, samples: Samples) -> None:
+        item = Item(item_id, "message", "user", content=[Part("input_audio", audio=Clip.of(samples))])
+        before = self.conversation.add(item)
+        self.outbox.put("input_audio_buffer.committed", previous_item_id=before, item_id=item_id)
+        self._tell_item(item, before)
+        if self.config.audio.input.transcription is not None:
+            self._transcribe(item, delay=0.0 if self.config.type == "transcription" else _ANSWER_S)
+
+    def _tell_item(self, item: Item, before: str | None) -> None:
+        self.outbox.put("conversation.item.added", previous_item_id=before, item=item.shown())
+        self.outbox.put("conversation.item.done", previous_item_id=before, item=item.shown())
+
+    def _silence(self) -> None:
+        """Have the listener be silent, and cut the answer where it was."""
+        played = self._listener.clear() if self._listener is not None else None
+        if played is not None:
+            self.truncate(played.item_id, 0, played.ms)
+
+    def _transcribe(self, item: Item, *, delay: float) -> None:
+        settings = self.config.audio.input.transcription
+        if settings is None or item.id in self._transcribing or self.outbox.is_closed:
+            return
+
+        async def work() -> None:
+            await asyncio.sleep(delay)
+            answered = None if self._active is None else _last_spoken(self._active.asked)
+            if answered is not item and item.content[0].transcript is None:
+                await transcribe(self._server, self.outbox, self._caller, item, 0, settings)
+
+        task = self._transcribing[item.id] = asyncio.create_task(work())
+        self._keep(task)
+        task.add_done_callback(lambda _: self._transcribing.pop(item.id))
+
+    def _is_transcribing(self, item: Item) -> bool:
+        return item.id in self._transcribing and item.content[0].transcript is None
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _new_detector(self) -> None:
+        """Begin to look for turns anew, from the next sample on."""
+        settings = self.config.audio.input.turn_detection
+        self._detector = None if settings is None else create_detector(settings)
+        self._detected_from = self._buffer.end
+        self._turn = None
+
+
+def _last_spoken(asked: Asked) -> Item | None:
+    """The prompt's last user message if it is one piece of sound: a pipeline tells what it heard in it."""
+    for item in reversed(asked.items):
+        if item.role == "user":
+            is_sound = len(item.content) == 1 and item.content[0].kind == "input_audio"
+            return item if is_sound else None
+    return None
+
+
+def _ms(samples: float) -> int:
+    return round(1000 * samples / RATE)
