@@ -51,6 +51,7 @@ NOT_IMPORTED = {
     "python-multipart": "starlette's, for forms",
     "torchvision": "transformers', for images",
     "nixl": "imported by a name that tells the CUDA version",
+    "websockets": "uvicorn's, for WebSockets",
 }
 
 

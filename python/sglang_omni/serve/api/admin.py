@@ -36,7 +36,8 @@ def admin_routes(server: AppState) -> APIRouter:
         """Whether the server takes requests."""
         state = server.client.health()
         # New requests wait while a stage is restarted; if that takes long, they should go to another server.
-        serves = bool(state.get("running")) and not state.get("unserved_stages")
+        is_closed = server.admission.closed is not None
+        serves = bool(state.get("running")) and not state.get("unserved_stages") and not is_closed
         return JSONResponse(
             {"status": _status(server, state) if serves else "unhealthy", **state, **_limits(server)},
             status_code=200 if serves else 503,

@@ -91,6 +91,7 @@ class Admission:
 
     Attributes:
         refused: How many requests were refused, by reason.
+        closed: Why new requests are refused, while the server waits for the end of its WebSockets.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Admission:
     ) -> None:
         self.limits = limits or AdmissionLimits()
         self.refused = {"queue_full": 0, "queue_timeout": 0, "bodies": 0}
+        self.closed: str | None = None
         self._running: OrderedDict[Place, None] = OrderedDict()
         self._queue: OrderedDict[asyncio.Future[Place], None] = OrderedDict()
         self._mean_seconds: float | None = None

@@ -26,6 +26,7 @@ from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.transcriptions import transcription_routes
+from sglang_omni.serve.api.websockets import WebSockets
 
 
 def create_app(
@@ -68,6 +69,9 @@ def create_app(
         Middleware(Guard, access=access or Access()),
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission),
+        Middleware(
+            WebSockets, admission=server.admission, metrics=server.metrics, are_open=server.websockets
+        ),
     ]
     # Without FastAPI's pages, which load scripts from other sites; /openapi.json stays.
     app = FastAPI(

@@ -25,6 +25,8 @@ ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info"})
 # Take JSON or no body.
 _JSON_PATHS = ADMIN_PATHS | {"/abort_request"}
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
+# OpenAI's way to send a key from a browser, which cannot set headers of a WebSocket.
+KEY_SUBPROTOCOL = "openai-insecure-api-key."
 # A GET that makes the model work.
 _PROBE = "/health_generate"
 _FROM_ELSEWHERE = ("forwarded", "x-forwarded-for", "via")
@@ -46,7 +48,7 @@ class Guard:
         self._secret = secrets.token_bytes(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] in ("http", "websocket"):
             try:
                 scope.setdefault("state", {})["owner"] = self._admit(scope)
             except RequestError as exc:
@@ -59,10 +61,11 @@ class Guard:
 
     def _admit(self, scope: Scope) -> str | None:
         headers, path = Headers(scope=scope), scope["path"]
-        shown = _bearer(headers)
+        shown = _shown_key(scope, headers)
         is_admin = _is_one_of(shown, self._admins)
         is_known = _is_one_of(shown, self._clients) or is_admin
-        acts = scope["method"] not in _READING
+        # What a WebSocket asks for comes later. Browsers open one for any page, without a preflight.
+        acts = scope["type"] == "websocket" or scope["method"] not in _READING
         if self._clients and not is_known and path not in OPEN_PATHS:
             raise _no_key(shown)
         if path in ADMIN_PATHS:
@@ -116,9 +119,15 @@ class Guard:
         return word.hexdigest()
 
 
-def _bearer(headers: Headers) -> bytes | None:
+def _shown_key(scope: Scope, headers: Headers) -> bytes | None:
+    """The key of the ``Authorization`` header, or among the subprotocols of a browser's WebSocket."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip().encode("latin-1") if scheme.lower() == "bearer" else None
+    if scheme.lower() == "bearer":
+        return key.strip().encode("latin-1")
+    for offered in scope.get("subprotocols", ()):
+        if offered.startswith(KEY_SUBPROTOCOL):
+            return offered.removeprefix(KEY_SUBPROTOCOL).encode()
+    return None
 
 
 def _is_one_of(shown: bytes | None, keys: Iterable[bytes]) -> bool:

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from sglang_omni.client import ClientError, RequestError
 from sglang_omni.proto import Unavailable, shortened
@@ -94,13 +95,14 @@ def install(app: FastAPI) -> None:
         assert isinstance(exc, RequestValidationError)
         return error_response(validation_error(exc.errors()))
 
-    async def http(request: Request, exc: Exception) -> Response:
+    async def http(request: HTTPConnection, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
         message = str(exc.detail)
+        method = request.scope.get("method", "WebSocket")
         if exc.status_code == 404:
-            message = f"no such route: {request.method} {request.url.path}"
+            message = f"no such route: {method} {request.url.path}"
         elif exc.status_code == 405:
-            message = f"{request.url.path} does not take {request.method}"
+            message = f"{request.url.path} does not take {method}"
         return error_response(HTTPException(exc.status_code, message, exc.headers))
 
     async def disconnected(request: Request, exc: Exception) -> Response:

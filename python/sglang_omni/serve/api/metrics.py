@@ -44,6 +44,13 @@ class Metrics:
             registry=None,
         )
         self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "HTTP requests being answered.", registry=None)
+        self._websockets = Counter(
+            f"{_PREFIX}websockets_total",
+            "WebSockets that have ended, or were refused.",
+            ("path", "status"),
+            registry=None,
+        )
+        self.open_websockets = Gauge(f"{_PREFIX}websockets_open", "WebSockets that are open.", registry=None)
         self.finished(UsageInfo())
 
     def request_done(self, path: str, status: int, seconds: float) -> None:
@@ -55,6 +62,10 @@ class Metrics:
         """
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
+
+    def websocket_done(self, path: str, status: int) -> None:
+        """Count a WebSocket that has ended. ``status``: 101, or what it was refused with."""
+        self._websockets.labels(path, status).inc()
 
     def first_output(self, seconds: float) -> None:
         self._first_output.observe(seconds)
@@ -79,7 +90,15 @@ class Metrics:
         """
         counted = [
             _as_documented(family)
-            for metric in (self._requests, self._tokens, self._seconds, self._first_output, self.in_flight)
+            for metric in (
+                self._requests,
+                self._tokens,
+                self._seconds,
+                self._first_output,
+                self.in_flight,
+                self._websockets,
+                self.open_websockets,
+            )
             for family in metric.collect()
         ]
         return generate_latest(_Page([*counted, *(family for family in families if family.samples)]))

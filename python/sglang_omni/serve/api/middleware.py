@@ -9,9 +9,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sglang_omni.proto import Unavailable
 from sglang_omni.serve.api.admission import Admission, Place
 from sglang_omni.serve.api.errors import CLIENT_CLOSED_REQUEST, error_response
 from sglang_omni.serve.api.metrics import Metrics
+from sglang_omni.serve.api.websockets import answered_with
 
 # Bytes of a refused body that are read.
 _MOST_DROPPED = 2**30
@@ -74,8 +76,12 @@ class Gate:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_PLACE:
             await self.app(scope, receive, send)
             return
-        if self.admission.is_full:
-            refusal = self.admission.refusal("queue_full")
+        if self.admission.closed or self.admission.is_full:
+            refusal: Exception = (
+                Unavailable(self.admission.closed)
+                if self.admission.closed
+                else self.admission.refusal("queue_full")
+            )
             await _drop_body(receive)
             await error_response(refusal)(scope, receive, send)
             return
@@ -129,14 +135,17 @@ async def _drop_body(receive: Receive) -> None:
 
 
 class Count:
-    """Counts requests by route and status, and the time until the end of their answers."""
+    """Counts requests by route and status, and the time until the end of their answers.
+
+    WebSockets are counted apart, and not timed: how long one is open says nothing of the server.
+    """
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self.app = app
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         status = CLIENT_CLOSED_REQUEST
@@ -144,15 +153,23 @@ class Count:
 
         async def watched(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            status = answered_with(message) or status
             await send(message)
 
+        if scope["type"] == "websocket":
+            try:
+                await self.app(scope, receive, watched)
+            finally:
+                self.metrics.websocket_done(_path(scope), status)
+            return
         self.metrics.in_flight.inc()
         try:
             await self.app(scope, receive, watched)
         finally:
             self.metrics.in_flight.dec()
-            # Labels are paths of routes: callers must not make up labels.
-            path = getattr(scope.get("route"), "path", "other")
-            self.metrics.request_done(path, status, time.monotonic() - started)
+            self.metrics.request_done(_path(scope), status, time.monotonic() - started)
+
+
+def _path(scope: Scope) -> str:
+    """The path of the route: callers must not make up a metric's labels."""
+    return getattr(scope.get("route"), "path", "other")

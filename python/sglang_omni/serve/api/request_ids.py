@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_omni.client import RequestError
 from sglang_omni.client.request_id import HEADER, is_usable, new_request_id
+from sglang_omni.serve.api.websockets import answered_with
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class RequestIds:
         self.running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
         called = _called(Headers(scope=scope))
@@ -146,8 +147,9 @@ class RequestIds:
 
         async def named(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            if answer := answered_with(message):
+                status = answer
+                message.setdefault("headers", [])
                 MutableHeaders(scope=message)[HEADER] = name.id
             await send(message)
 
@@ -161,7 +163,7 @@ class RequestIds:
                     logging.INFO if status >= 400 else logging.DEBUG,
                     "Request %s: %s %s was answered with %d within %.3f s",
                     name,
-                    scope["method"],
+                    scope.get("method", "WebSocket"),
                     quote(scope["path"]),  # or a path could forge lines of the log
                     status,
                     time.monotonic() - started,

@@ -5,20 +5,20 @@ The router's policy ``consistent_hash`` uses the same key, so that router and st
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from sglang_omni.serve.api.fields import ApiModel
 
 SESSION_HEADER = "x-session-id"
 
 
-def owner_of(request: Request) -> str | None:
+def owner_of(request: HTTPConnection) -> str | None:
     """The owner of a request, as ``Guard`` found it; None if all requests have one owner."""
     owner: str | None = request.state.owner
     return owner
 
 
-def session_key(request: Request, body: ApiModel | None = None) -> str | None:
+def session_key(request: HTTPConnection, body: ApiModel | None = None) -> str | None:
     """The request's session: its ``x-session-id``, or else the body's ``prompt_cache_key`` or ``user``.
 
     The key includes the owner, so that two owners' sessions of one name differ. None if there is no session;

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.config.nearest import nearest
@@ -18,6 +18,7 @@ from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinato
 from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.session import owner_of
+from sglang_omni.serve.api.websockets import OpenWebSockets
 
 DEFAULT_MODEL_NAME = "sglang-omni"
 
@@ -76,6 +77,7 @@ class AppState:
     admission: Admission = field(default_factory=Admission)
     metrics: Metrics = field(default_factory=Metrics)
     running: RunningRequests = field(default_factory=RunningRequests)
+    websockets: OpenWebSockets = field(default_factory=OpenWebSockets)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
     coordinator: AdminCoordinator = field(init=False)
@@ -177,11 +179,11 @@ class AppState:
                 )
 
 
-def request_id_of(request: Request, given: str | None) -> str:
+def request_id_of(request: HTTPConnection, given: str | None) -> str:
     """Register a request that is about to run, and return its id.
 
     Args:
-        request: Its header may give an id.
+        request: Its header may give an id; a WebSocket has one, too.
         given: The id in its body, which counts before the header's.
 
     Raises:

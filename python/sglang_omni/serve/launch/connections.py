@@ -10,10 +10,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +169,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
             self.tracked_by.begins_head(self)
         super().data_received(data)
 
+    def handle_websocket_upgrade(self, *head: Any) -> None:
+        self.ws_protocol_class = partial(Upgraded, self)
+        super().handle_websocket_upgrade(*head)
+
     def close(self) -> None:
         """End it once all written data has been sent."""
         self.transport.close()
@@ -217,3 +223,22 @@ class _TimedBody:
         self._received += len(message.get("body", b""))
         self._more = message.get("more_body", False)
         return message
+
+
+class Upgraded(WebSocketsSansIOProtocol):
+    """A connection that became a WebSocket: no sweep ends it, but pings that its client leaves unanswered.
+
+    It reads one message at a time, and waits with sending until its client has taken what was sent before.
+    """
+
+    def __init__(self, connection: Connection, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._connection = connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._connection.tracked_by.has_request(self._connection)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.tracked_by.ends(self._connection)
+        super().connection_lost(exc)

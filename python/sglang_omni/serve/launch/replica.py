@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.admission import AdmissionLimits
 from sglang_omni.serve.api.app import create_app
 from sglang_omni.serve.api.limits import BodyLimits
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.supervision.ports import bind
@@ -133,7 +134,7 @@ async def _serve(
         if lost.done():
             logger.critical("%s", lost.result())
             return 1
-        await _drain(runner, signals, options.drain_timeout)
+        await _drain(runner, app.state.server, signals, options.drain_timeout)
         return 0
     finally:
         for waiting in (lost, stopped):
@@ -157,12 +158,23 @@ async def _held(runner: MultiProcessPipelineRunner) -> dict[str, int]:
     return {name: told.get(name, 1) * stage.max_replicas for name, stage in stages.items()}
 
 
-async def _drain(runner: MultiProcessPipelineRunner, signals: StopSignals, timeout: float) -> None:
-    """Refuse new requests, and let those that run end, unless a signal says to stop at once."""
-    running = runner.coordinator.health()["total_requests"]
-    if running and not signals.at_once.is_set():
-        logger.info("Shutting down: %d requests have %g s to end (--drain-timeout)", running, timeout)
-    await signals.give_time(runner.coordinator.drain(_REASON), timeout)
+async def _drain(
+    runner: MultiProcessPipelineRunner, server: AppState, signals: StopSignals, timeout: float
+) -> None:
+    """Refuse new requests, and let those that run end, unless a signal says to stop at once.
+
+    What is asked for through a WebSocket that is open counts as running until the WebSocket ends.
+    """
+    running, sockets = runner.coordinator.health()["total_requests"], len(server.websockets)
+    if (running or sockets) and not signals.at_once.is_set():
+        what = f"{running} requests" + (f" and {sockets} WebSockets" if sockets else "")
+        logger.info("Shutting down: %s have %g s to end (--drain-timeout)", what, timeout)
+    began = time.monotonic()
+    if sockets:
+        server.admission.closed = _REASON
+        await signals.give_time(server.websockets.ended(), timeout)
+    left = max(0.0, timeout - (time.monotonic() - began))
+    await signals.give_time(runner.coordinator.drain(_REASON), left)
 
 
 def _info(runner: MultiProcessPipelineRunner) -> dict[str, Any]:

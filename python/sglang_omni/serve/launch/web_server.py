@@ -21,6 +21,10 @@ logger = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 120
 # Seconds that clients have to read their answers once no request runs any more.
 _LAST_WORDS_S = 2
+# Of one message, which is held in memory: an image, or minutes of sound.
+_MAX_MESSAGE_BYTES = 16 * 2**20
+# Between two pings of a WebSocket, and until the answer to one.
+_PING_S = 20.0
 # Connections accepted before other work has its turn.
 _AT_ONCE = 64
 # Until the next try to accept, if no connection ends before.
@@ -42,7 +46,12 @@ class WebServer(uvicorn.Server):
                 app,
                 access_log=False,
                 log_config=None,
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=_MAX_MESSAGE_BYTES,
+                ws_ping_interval=_PING_S,
+                ws_ping_timeout=_PING_S,
+                # Sound does not shrink, and each connection would need memory for it.
+                ws_per_message_deflate=False,
                 timeout_graceful_shutdown=_LAST_WORDS_S,
                 timeout_keep_alive=_KEEP_ALIVE_S,
             )
