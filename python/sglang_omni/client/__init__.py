@@ -1,6 +1,6 @@
 """Clients of a pipeline: through its coordinator in this process, or over HTTP through a base URL."""
 
-from sglang_omni.client.client import Client
+from sglang_omni.client.client import Client, transcription_request
 from sglang_omni.client.sync import SyncClient
 from sglang_omni.client.types import (
     AbortResult,
@@ -17,6 +17,7 @@ from sglang_omni.client.types import (
     ToolCall,
     TranscriptionResult,
     TranscriptionSegment,
+    TranscriptionWord,
     UsageInfo,
 )
 from sglang_omni.proto import RequestError
@@ -39,5 +40,7 @@ __all__ = [
     "ToolCall",
     "TranscriptionResult",
     "TranscriptionSegment",
+    "TranscriptionWord",
     "UsageInfo",
+    "transcription_request",
 ]

@@ -154,6 +154,9 @@ class Client:
         owner: str | None = None,
         model: str | None = None,
         language: str | None = None,
+        prompt: str | None = None,
+        temperature: float | None = None,
+        word_timestamps: bool = False,
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
@@ -163,21 +166,28 @@ class Client:
 
         Args:
             session_id, owner, model, timings: As the fields of ``GenerateRequest``.
-            language: Of the speech, as a name or a code; None leaves it to the model.
-            translate: True for a transcript in English.
+            language, prompt, temperature, word_timestamps, translate: As in ``transcription_request``.
             timeout: In seconds.
         """
-        request = GenerateRequest(
+        request = transcription_request(
+            audio,
             session_id=session_id,
             owner=owner,
             model=model,
-            audio=audio,
-            stream=False,
-            extra_params={} if language is None else {"language": language},
-            metadata={"task": "translation" if translate else "transcription"},
+            language=language,
+            prompt=prompt,
+            temperature=temperature,
+            word_timestamps=word_timestamps,
+            translate=translate,
             timeout=timeout,
             timings=timings,
         )
+        return await self.transcript(request, request_id=request_id)
+
+    async def transcript(
+        self, request: GenerateRequest, *, request_id: str | None = None
+    ) -> TranscriptionResult:
+        """The whole transcript of a ``transcription_request``."""
         request.check()
         collected, last = await self._transport.collect(request, request_id or new_request_id())
         return TranscriptionResult(
@@ -201,3 +211,42 @@ class Client:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+def transcription_request(
+    audio: bytes,
+    *,
+    language: str | None = None,
+    prompt: str | None = None,
+    temperature: float | None = None,
+    word_timestamps: bool = False,
+    translate: bool = False,
+    stream: bool = False,
+    **fields: Any,
+) -> GenerateRequest:
+    """The request for the transcript of an encoded audio file.
+
+    Streamed (``Client.generate``), each chunk has the text and the segments that are new.
+
+    Args:
+        language: Of the speech, as a name or a code; None leaves it to the model.
+        prompt: Text that came before, or words to expect.
+        temperature: Above 0 the text is drawn, at 0 or None it is the likeliest.
+        word_timestamps: Whether segments have the times of their words.
+        translate: True for a transcript in English.
+        stream: Whether the text comes in parts.
+        fields: Other fields of ``GenerateRequest``.
+    """
+    params = {
+        "language": language,
+        "prompt": prompt,
+        "temperature": temperature,
+        "word_timestamps": word_timestamps or None,
+    }
+    return GenerateRequest(
+        audio=audio,
+        stream=stream,
+        extra_params={name: value for name, value in params.items() if value is not None},
+        metadata={"task": "translation" if translate else "transcription"},
+        **fields,
+    )

@@ -13,7 +13,12 @@ import numpy as np
 
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, decode_wav
 from sglang_omni.client.http_errors import error_of_event, error_of_response
-from sglang_omni.client.languages import language_code
+from sglang_omni.client.http_transcripts import (
+    TRANSCRIPT_PATHS,
+    transcript_chunk,
+    transcript_delta,
+    transcript_form,
+)
 from sglang_omni.client.request_id import HEADER, OWNER_HEADER, is_usable, new_request_id
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
@@ -28,12 +33,9 @@ from sglang_omni.client.types import (
 )
 
 _WORKER_HEADER = "x-sglang-omni-worker"
-# Timings of an answer whose body is a file.
+# What is told of an answer whose body is a file.
 _TIMINGS_HEADER = "x-sglang-omni-timings"
-_TRANSCRIPT_PATHS = {
-    "transcription": "/v1/audio/transcriptions",
-    "translation": "/v1/audio/translations",
-}
+_FINISH_HEADER = "x-finish-reason"
 _HEALTH_TIMEOUT = 5.0
 
 
@@ -82,8 +84,9 @@ class HttpTransport(Transport):
     async def generate(
         self, request: GenerateRequest, request_id: str
     ) -> AsyncGenerator[GenerateChunk, None]:
-        if request.task in _TRANSCRIPT_PATHS:
-            yield await self._transcript(request, request_id)
+        if request.task in TRANSCRIPT_PATHS:
+            async for chunk in self._transcript(request, request_id):
+                yield chunk
         elif request.task == "speech":
             async for chunk in self._spoken(request, request_id):
                 yield chunk
@@ -136,6 +139,7 @@ class HttpTransport(Transport):
             sample_rate=int(rate) if rate else None,
             timings=json.loads(answer.headers.get(_TIMINGS_HEADER, "null")),
             worker=answer.headers.get(_WORKER_HEADER),
+            finish_reason=answer.headers.get(_FINISH_HEADER, "stop"),
         )
 
     async def _streamed(
@@ -143,7 +147,7 @@ class HttpTransport(Transport):
     ) -> AsyncGenerator[GenerateChunk, None]:
         whole = GenerateChunk(request_id, sample_rate=DEFAULT_SAMPLE_RATE)
         audio: list[Samples] = []
-        async with self._open(path, body, request, request_id) as response:
+        async with self._open(path, request, request_id, json=body) as response:
             whole.worker = response.headers.get(_WORKER_HEADER)
             async for event in _events(response):
                 chunk = _delta_chunk(request_id, event)
@@ -171,7 +175,7 @@ class HttpTransport(Transport):
         body = _speech_body(request, request_id) | {"response_format": "pcm", "stream": request.stream}
         whole = GenerateChunk(request_id, modality="audio", finish_reason="stop")
         audio: list[Samples] = []
-        async with self._open("/v1/audio/speech", body, request, request_id) as response:
+        async with self._open("/v1/audio/speech", request, request_id, json=body) as response:
             whole.worker = response.headers.get(_WORKER_HEADER)
             rate = whole.sample_rate = int(response.headers.get("x-sample-rate", DEFAULT_SAMPLE_RATE))
             rest = b""
@@ -188,34 +192,26 @@ class HttpTransport(Transport):
         whole.audio_data = np.concatenate(audio) if audio else None
         yield whole
 
-    async def _transcript(self, request: GenerateRequest, request_id: str) -> GenerateChunk:
-        form = {"response_format": "verbose_json", "request_id": request_id}
-        if request.model:
-            form["model"] = request.model
-        if request.timings:
-            form["timings"] = "true"
-        form.update({name: str(value) for name, value in request.extra_params.items()})
-        answer = await self._send(
-            _TRANSCRIPT_PATHS[request.task],
-            request,
-            request_id,
-            data=form,
-            files={"file": ("audio", request.audio or b"", "application/octet-stream")},
-        )
-        fields = answer.json()
-        return GenerateChunk(
-            request_id,
-            text=fields["text"],
-            finish_reason="stop",
-            language=language_code(fields["language"]) if fields.get("language") else None,
-            duration=fields.get("duration"),
-            segments=[
-                TranscriptionSegment(s["start"], s["end"], s["text"]) for s in fields.get("segments") or ()
-            ],
-            timings=fields.get("timings"),
-            worker=answer.headers.get(_WORKER_HEADER),
-            result=fields,
-        )
+    async def _transcript(
+        self, request: GenerateRequest, request_id: str
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        path, content = transcript_form(request, request_id)
+        if not request.stream:
+            answer = await self._send(path, request, request_id, **content)
+            yield transcript_chunk(request_id, answer.json(), answer.headers.get(_WORKER_HEADER))
+            return
+        segments: list[TranscriptionSegment] = []
+        async with self._open(path, request, request_id, **content) as response:
+            async for event in _events(response):
+                if event["type"] == "transcript.text.done":
+                    whole = transcript_chunk(request_id, event, response.headers.get(_WORKER_HEADER))
+                    whole.segments = segments
+                    yield whole
+                    return
+                chunk = transcript_delta(request_id, event)
+                segments += chunk.segments
+                yield chunk
+        raise ClientError(f"the stream from {self.base_url} was cut off {_of(request_id)}")
 
     async def _send(
         self, path: str, request: GenerateRequest, request_id: str, **content: Any
@@ -230,12 +226,12 @@ class HttpTransport(Transport):
 
     @asynccontextmanager
     async def _open(
-        self, path: str, body: dict[str, Any], request: GenerateRequest, request_id: str
+        self, path: str, request: GenerateRequest, request_id: str, **content: Any
     ) -> AsyncIterator[httpx.Response]:
         async with (
             _reported(self.base_url, request_id),
             self._http.stream(
-                "POST", path, json=body, timeout=_timeout(request), headers=_headers(request, request_id)
+                "POST", path, timeout=_timeout(request), headers=_headers(request, request_id), **content
             ) as response,
         ):
             if not response.is_success:

@@ -277,10 +277,7 @@ def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
     chunk.input_transcript = data.get("input_transcript")
     chunk.language = data.get("language")
     chunk.duration = data.get("duration")
-    chunk.segments = [
-        TranscriptionSegment(float(s["start"]), float(s["end"]), s["text"])
-        for s in data.get("segments") or ()
-    ]
+    chunk.segments = [TranscriptionSegment.from_dict(segment) for segment in data.get("segments") or ()]
     codes = data.get("codes")
     if codes is not None:
         chunk.audio_codes = codes.tolist() if hasattr(codes, "tolist") else [list(frame) for frame in codes]

@@ -91,12 +91,15 @@ class SyncClient:
         owner: str | None = None,
         model: str | None = None,
         language: str | None = None,
+        prompt: str | None = None,
+        temperature: float | None = None,
+        word_timestamps: bool = False,
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
         timings: bool = False,
     ) -> TranscriptionResult:
-        """Transcribes an encoded audio file; ``translate`` gives the transcript in English."""
+        """Transcribes an encoded audio file; see ``Client.transcribe``."""
         return self._run(
             self._client.transcribe(
                 audio,
@@ -104,6 +107,9 @@ class SyncClient:
                 owner=owner,
                 model=model,
                 language=language,
+                prompt=prompt,
+                temperature=temperature,
+                word_timestamps=word_timestamps,
                 translate=translate,
                 request_id=request_id,
                 timeout=timeout,

@@ -228,4 +228,5 @@ class Transport(ABC):
             usage=last.usage,
             timings=last.timings,
             worker=last.worker,
+            finish_reason=last.finish_reason or "stop",
         )

@@ -228,12 +228,41 @@ _INPUTS = ("prompt", "prompt_token_ids", "messages", "audio")
 
 
 @dataclass
+class TranscriptionWord:
+    """A word of a transcript; ``start`` and ``end`` in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+@dataclass
 class TranscriptionSegment:
-    """A stretch of a transcript; ``start`` and ``end`` in seconds."""
+    """A stretch of a transcript; ``start`` and ``end`` in seconds.
+
+    Attributes:
+        words: If the request wants them.
+        seek, tokens, temperature, avg_logprob, compression_ratio, no_speech_prob: As in OpenAI's segments;
+            None if the model does not tell them.
+    """
 
     start: float
     end: float
     text: str
+    words: list[TranscriptionWord] = field(default_factory=list)
+    seek: int | None = None
+    tokens: list[int] | None = None
+    temperature: float | None = None
+    avg_logprob: float | None = None
+    compression_ratio: float | None = None
+    no_speech_prob: float | None = None
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> TranscriptionSegment:
+        """From a stage's or a server's segment; fields that it has beyond these are left out."""
+        given = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
+        words = [TranscriptionWord(w["word"], w["start"], w["end"]) for w in fields.get("words") or ()]
+        return cls(**given | {"words": words})
 
 
 @dataclass
@@ -353,6 +382,7 @@ class SpeechResult:
     usage: UsageInfo | None = None
     timings: dict[str, StageTime] | None = None
     worker: str | None = None
+    finish_reason: str = "stop"
 
 
 @dataclass
@@ -365,6 +395,11 @@ class TranscriptionResult:
     segments: list[TranscriptionSegment] = field(default_factory=list)
     timings: dict[str, StageTime] | None = None
     worker: str | None = None
+
+    @property
+    def words(self) -> list[TranscriptionWord]:
+        """All words, if the request wants their times."""
+        return [word for segment in self.segments for word in segment.words]
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,17 +57,41 @@ def decode_audio(
     min_seconds: float = 0.05,
     check: Check = go_on,
 ) -> AudioClip:
-    """Decodes WAV, FLAC and OGG (libsndfile) or MP3, M4A, WebM and the like (FFmpeg); mixes down and
-    resamples.
+    """Decodes a whole file; see ``decode_blocks``, which raises the same errors."""
+    blocks = decode_blocks(
+        data,
+        param=param,
+        sample_rate=sample_rate,
+        max_seconds=max_seconds,
+        min_seconds=min_seconds,
+        check=check,
+    )
+    return AudioClip(np.concatenate(list(blocks)), sample_rate)
+
+
+def decode_blocks(
+    data: bytes,
+    *,
+    param: str,
+    sample_rate: int = 16_000,
+    max_seconds: float = 300.0,
+    min_seconds: float = 0.05,
+    check: Check = go_on,
+) -> Iterator[NDArray[np.float32]]:
+    """Decodes WAV, FLAC and OGG (libsndfile) or MP3, M4A, WebM and the like (FFmpeg), mixes down and
+    resamples, block by block: a recording of hours is never in memory as a whole.
 
     Args:
         data: The encoded file; its format is found from its content.
         param: The request's field, for error messages.
         sample_rate: Rate of the result, in Hz.
-        max_seconds: Longest accepted clip. Decoding stops there, so that a small file cannot unfold into
-            hours.
+        max_seconds: Longest accepted clip. A file whose header tells more is refused at once, and decoding
+            stops there, so that a small file cannot unfold into days.
         min_seconds: Shortest accepted clip.
         check: Called between the pieces of the work; an exception that it raises ends the work.
+
+    Yields:
+        float32, shape (n,), within [-1, 1], in order.
 
     Raises:
         RequestError: The data is not audio, or its length, rate or samples are not acceptable.
@@ -74,20 +99,36 @@ def decode_audio(
     if not data:
         raise RequestError(f"{param} is empty: expected an audio file", param=param, code="invalid_audio")
     decoded = _Decoded(sample_rate, max_seconds, param, check)
-    if not _decode_soundfile(data, decoded):
-        _decode_ffmpeg(data, decoded)
+    given = 0
+    for decoder in (_decode_soundfile, _decode_ffmpeg):
+        read = 0
+        try:
+            for block in chain(decoder(data, decoded), decoded.rest()):
+                # What a decoder that gave up has read is not given twice.
+                new = block[max(0, given - read) :]
+                read += len(block)
+                if not np.isfinite(new).all():
+                    raise RequestError(
+                        f"{param} holds samples that are not finite numbers",
+                        param=param,
+                        code="invalid_audio",
+                    )
+                if len(new):
+                    given += len(new)
+                    yield np.clip(new, -1.0, 1.0)
+        except _OtherDecoder:
+            continue
+        break
     if decoded.seconds < min_seconds:
         raise RequestError(
             f"{param} is {decoded.seconds:.3f} s long; audio must last at least {min_seconds:g} s",
             param=param,
             code="audio_too_short",
         )
-    samples = decoded.samples()
-    if not np.isfinite(samples).all():
-        raise RequestError(
-            f"{param} holds samples that are not finite numbers", param=param, code="invalid_audio"
-        )
-    return AudioClip(np.clip(samples, -1.0, 1.0), sample_rate)
+
+
+class _OtherDecoder(Exception):
+    """The file is not one for this decoder."""
 
 
 class _Decoded:
@@ -100,29 +141,31 @@ class _Decoded:
     def __init__(self, sample_rate: int, max_seconds: float, param: str, check: Check) -> None:
         self.param = param
         self.check = check
+        self._rate, self._read = sample_rate, 0
         self._sample_rate = sample_rate
         self._max_seconds = max_seconds
 
-    def begin(self, rate: int, channels: int) -> None:
+    def begin(self, rate: int, channels: int, claimed_seconds: float) -> None:
         """Starts, or starts again after a decoder that gave up.
 
+        Args:
+            claimed_seconds: The length in the file's header, which may be too small.
+
         Raises:
-            RequestError: The rate or the number of channels is not accepted.
+            RequestError: The rate, the number of channels or the length is not accepted.
         """
         import soxr
 
         _check_layout(rate, channels, param=self.param)
         self._rate, self._channels, self._read = rate, channels, 0
-        self._blocks: list[NDArray[np.float32]] = []
+        if claimed_seconds > self._max_seconds:
+            raise self._too_long(claimed_seconds)
         self._resampler: Any = None
         if rate != self._sample_rate:
             self._resampler = soxr.ResampleStream(rate, self._sample_rate, 1, dtype="float32")
 
-    def add(self, block: NDArray[np.float32], claimed_seconds: float) -> None:
-        """
-        Args:
-            block: The next samples, mono.
-            claimed_seconds: The length in the file's header, which may be wrong.
+    def add(self, block: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The next mono samples at the model's rate.
 
         Raises:
             RequestError: The clip is too long, or has too many samples in all its channels.
@@ -130,12 +173,7 @@ class _Decoded:
         self.check()
         self._read += len(block)
         if self.seconds > self._max_seconds:
-            seconds = max(claimed_seconds, self.seconds)
-            raise RequestError(
-                f"{self.param} is {seconds:.1f} s long; the limit is {self._max_seconds:g} s",
-                param=self.param,
-                code="audio_too_long",
-            )
+            raise self._too_long(self.seconds)
         if self._read * self._channels > self._max_seconds * _SAMPLES_PER_SECOND:
             raise RequestError(
                 f"{self.param} holds more than {self._max_seconds * _SAMPLES_PER_SECOND:.0f} samples in its "
@@ -144,37 +182,43 @@ class _Decoded:
                 param=self.param,
                 code="audio_too_long",
             )
-        self._blocks.append(block if self._resampler is None else self._resampler.resample_chunk(block))
+        return block if self._resampler is None else self._resampler.resample_chunk(block)
+
+    def rest(self) -> Iterator[NDArray[np.float32]]:
+        """The samples that the resampler holds, once all have been added."""
+        if self._resampler is not None:
+            yield self._resampler.resample_chunk(np.zeros(0, np.float32), last=True)
 
     @property
     def seconds(self) -> float:
         return self._read / self._rate
 
-    def samples(self) -> NDArray[np.float32]:
-        if self._resampler is not None:
-            self._blocks.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
-        return np.concatenate([np.zeros(0, np.float32), *self._blocks])
+    def _too_long(self, seconds: float) -> RequestError:
+        return RequestError(
+            f"{self.param} is {seconds:.1f} s long; the limit is {self._max_seconds:g} s",
+            param=self.param,
+            code="audio_too_long",
+        )
 
 
-def _decode_soundfile(data: bytes, decoded: _Decoded) -> bool:
-    """Decodes the file, or returns False if it is not one for libsndfile."""
+def _decode_soundfile(data: bytes, decoded: _Decoded) -> Iterator[NDArray[np.float32]]:
+    """Raises _OtherDecoder if the file is not one for libsndfile."""
     import soundfile
 
     if not data.startswith(_SOUNDFILE_MAGIC):
-        return False
+        raise _OtherDecoder
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.format not in _SOUNDFILE_FORMATS or file.subtype.startswith("MPEG"):
-                return False
-            decoded.begin(file.samplerate, file.channels)
+                raise _OtherDecoder
+            decoded.begin(file.samplerate, file.channels, file.frames / file.samplerate)
             while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
-                decoded.add(block.mean(axis=1, dtype=np.float32), file.frames / file.samplerate)
-    except soundfile.LibsndfileError:
-        return False
-    return True
+                yield decoded.add(block.mean(axis=1, dtype=np.float32))
+    except soundfile.LibsndfileError as exc:
+        raise _OtherDecoder from exc
 
 
-def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
+def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> Iterator[NDArray[np.float32]]:
     import av
     import av.error
 
@@ -185,14 +229,13 @@ def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
             if stream is None:
                 raise _not_audio(param)
             rate = stream.rate or 0
-            decoded.begin(rate, stream.channels)
+            decoded.begin(rate, stream.channels, (container.duration or 0) / av.time_base)
             mono = av.AudioResampler(format="flt", layout="mono", rate=rate)
-            claimed = (container.duration or 0) / av.time_base
             for frame in _frames(container, stream, decoded.check):
                 for out in mono.resample(frame):
-                    decoded.add(out.to_ndarray().reshape(-1), claimed)
+                    yield decoded.add(out.to_ndarray().reshape(-1))
             for out in mono.resample(None):
-                decoded.add(out.to_ndarray().reshape(-1), claimed)
+                yield decoded.add(out.to_ndarray().reshape(-1))
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
             raise

@@ -92,6 +92,7 @@ _KINDS: Mapping[str, _Kind] = {
     "speed": _number(0.25, 4),
     "video_fps": _number(0.001, 1000),
     "use_audio_in_video": _FLAG,
+    "word_timestamps": _FLAG,
 }
 
 

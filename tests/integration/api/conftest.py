@@ -46,6 +46,7 @@ class ScriptedPipeline:
         self.speech_usage: dict[str, int] | None = None
         self.up = True
         self.tells_tokens = False
+        self.words_of_segments: list[list[dict[str, Any]]] = [[], []]
 
     def was_aborted(self, request_id: str) -> bool:
         """Whether it is within the time a failing test takes: who left is noticed a moment later."""
@@ -139,8 +140,8 @@ class ScriptedPipeline:
             "language": "en",
             "duration": 1.5,
             "segments": [
-                {"start": 0.0, "end": 0.5, "text": "Hello"},
-                {"start": 0.5, "end": 3661.25, "text": " there"},
+                {"start": 0.0, "end": 0.5, "text": "Hello", "words": self.words_of_segments[0]},
+                {"start": 0.5, "end": 3661.25, "text": " there", "words": self.words_of_segments[1]},
             ],
         }
         audio = {"modality": "audio", "audio_data": self.samples, "sample_rate": RATE, "text": text["text"]}

@@ -188,7 +188,7 @@ def test_task_the_model_does_not_do(http):
         ({}, {"model": "scripted"}, "file"),
         ({"file": b""}, {}, "file"),
         ({"file": b"RIFF"}, {"response_format": "xml"}, "response_format"),
-        ({"file": b"RIFF"}, {"temperature": "0.7"}, "temperature"),
+        ({"file": b"RIFF"}, {"temperature": "7"}, "temperature"),
         ({"file": b"RIFF"}, {"languag": "en"}, "languag"),
         ({"file": b"RIFF", "model": b"x"}, {}, "model"),
     ],

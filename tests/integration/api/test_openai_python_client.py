@@ -223,41 +223,6 @@ def test_speech_as_events(http, pipeline, kind):
     assert done == {"type": "speech.audio.done", "usage": usage}
 
 
-def test_transcription(api, pipeline):
-    file = ("speech.wav", b"RIFF....")
-    answer = api.audio.transcriptions.create(model="scripted", file=file)
-    assert answer.to_dict() == {"text": "Hello.", "usage": {"type": "duration", "seconds": 1.5}}
-    assert pipeline.last.inputs == {"audio": b"RIFF...."}
-    assert pipeline.last.metadata["task"] == "transcription"
-    verbose = api.audio.transcriptions.create(
-        model="scripted",
-        file=file,
-        language="en",
-        response_format="verbose_json",
-        timestamp_granularities=["segment"],
-    )
-    assert (verbose.language, verbose.duration, verbose.segments[1].text) == ("english", 1.5, " there")
-    assert verbose.usage.seconds == 1.5
-    assert "timings" not in verbose.to_dict()
-    assert pipeline.last.params["language"] == "en"
-    assert api.audio.transcriptions.create(model="scripted", file=file, response_format="text") == "Hello.\n"
-
-
-def test_timings_of_a_transcription_that_asks_for_them(api):
-    answer = api.audio.transcriptions.create(
-        model="scripted", file=("speech.wav", b"RIFF...."), extra_body={"timings": True}
-    )
-    assert answer.to_dict()["timings"] == {"thinker": {"work": 0.25, "wait": 0.5}}
-
-
-def test_subtitles(api):
-    file = ("speech.wav", b"RIFF....")
-    srt = api.audio.transcriptions.create(model="scripted", file=file, response_format="srt")
-    assert srt == ("1\n00:00:00,000 --> 00:00:00,500\nHello\n\n2\n00:00:00,500 --> 01:01:01,250\nthere\n\n")
-    vtt = api.audio.transcriptions.create(model="scripted", file=file, response_format="vtt")
-    assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:00.500\nHello\n\n")
-
-
 def test_models(api):
     assert [model.id for model in api.models.list()] == ["scripted"]
     assert api.models.retrieve("scripted").owned_by == "sglang-omni"

@@ -221,10 +221,16 @@ def test_fields_of_other_routes(speech_chat, path, body, param):
 @pytest.mark.parametrize(
     ("form", "param", "said"),
     [
-        ({"stream": "true"}, "stream", "the only value is false"),
-        ({"temperature": "0.7"}, "temperature", "the only value is 0"),
-        ({"prompt": "x"}, "prompt", "not supported here"),
-        ({"chunking_strategy": "auto"}, "chunking_strategy", "not supported here; leave it out"),
+        ({"stream": "true", "response_format": "srt"}, "stream", "only with json, text, verbose_json"),
+        ({"temperature": "1.5"}, "temperature", "must be at most 1"),
+        ({"include[]": "logprobs"}, "include", "'logprobs' is not supported here; leave it out"),
+        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy", 'the only value is "auto"'),
+        ({"known_speaker_names[]": "Ann"}, "known_speaker_names[]", "unknown field"),
+        (
+            {"timestamp_granularities[]": "letter"},
+            "timestamp_granularities[0]",
+            "must be 'segment' or 'word'",
+        ),
         ({"languag": "en"}, "languag", "did you mean 'language'?"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities[]", "only with response_format"),
         ({"language": ["en", "fr"]}, "language", "more than once"),

@@ -41,8 +41,8 @@ BOTH = ["text", "audio"]
         (request("completion"), WRITTEN, ["thinker"], ["decode"], []),
         (request("speech"), {"text": "Hello"}, ["speak"], ["speak"], []),
         (request("speech", ["audio"]), {"text": "Hello"}, ["speak"], ["speak"], []),
-        (request("transcription"), {"clips": [CLIP]}, ["transcribe"], ["decode"], []),
-        (request("translation"), {"clips": [CLIP]}, ["transcribe"], ["decode"], []),
+        (request("transcription"), {"audio": b"RIFF"}, ["transcribe"], ["decode"], []),
+        (request("translation"), {"audio": b"RIFF"}, ["transcribe"], ["decode"], []),
     ],
 )
 def test_routes(

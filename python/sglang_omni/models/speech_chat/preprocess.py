@@ -35,9 +35,9 @@ class Limits:
     """Limits of a request.
 
     Attributes:
-        audio_seconds: Length of a clip.
+        audio_seconds: Length of a clip in a conversation.
         total_audio_seconds: Length of all clips of a conversation.
-        audio_bytes: Encoded size of a clip.
+        audio_bytes: Encoded size of a clip or recording.
         speech_chars: Characters of a text to speak.
         decode_seconds: Time to fetch and decode a clip.
     """
@@ -54,10 +54,11 @@ class SpeechChatPreprocessor:
 
     - chat without audio, completion: ``{"prompt_token_ids": [int]}``
     - chat with audio: ``{"messages": [...], "clips": [float32 (n,), 16 kHz]}``
-    - transcription, translation: ``{"clips": [float32 (n,), 16 kHz]}``
+    - transcription, translation: ``{"audio": bytes}``, encoded: a recording may be of hours, and the
+      transcribe stage decodes it as it goes
     - speech: ``{"text": str}``
 
-    The inputs themselves are dropped, so that encoded audio does not travel through later stages.
+    The inputs themselves are dropped, so that a chat's encoded audio does not travel through later stages.
     """
 
     def __init__(
@@ -99,8 +100,9 @@ class SpeechChatPreprocessor:
                 heard = stage_params(request, "transcribe")
                 check_language(heard.get("language"), param="language", does="transcribes")
                 _check_prompt(heard.get("prompt"))
-                part = MediaPart("audio", _given(inputs, "audio", "file"), "file")
-                data = {"clips": self._clips([part], check)}
+                deadline = Deadline(self._limits.decode_seconds, param="file", check=check)
+                source = _given(inputs, "audio", "file")
+                data = {"audio": self._media(MediaPart("audio", source, "file"), deadline)}
         slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
         return StagePayload(payload.request_id, slim, data)
 
@@ -134,16 +136,9 @@ class SpeechChatPreprocessor:
         clips: list[AudioClip] = []
         for part in parts:
             deadline = Deadline(limits.decode_seconds, param=part.param, check=check)
-            data = media_bytes(
-                part.source,
-                param=part.param,
-                max_bytes=limits.audio_bytes,
-                allowed_hosts=self._allowed_media_hosts,
-                check=deadline,
-            )
             clips.append(
                 decode_audio(
-                    data,
+                    self._media(part, deadline),
                     param=part.param,
                     sample_rate=SAMPLE_RATE,
                     max_seconds=limits.audio_seconds,
@@ -159,6 +154,15 @@ class SpeechChatPreprocessor:
                     code="audio_too_long",
                 )
         return [clip.samples for clip in clips]
+
+    def _media(self, part: MediaPart, deadline: Deadline) -> bytes:
+        return media_bytes(
+            part.source,
+            param=part.param,
+            max_bytes=self._limits.audio_bytes,
+            allowed_hosts=self._allowed_media_hosts,
+            check=deadline,
+        )
 
 
 def _check_prompt(prompt: str | None) -> None:

@@ -10,7 +10,7 @@ _WRITTEN = TaskParams(
     stages={"thinker": SAMPLING, "speak": _SPEAK},
     spoken=("voice", "speed", "speak"),
 )
-_HEARD = ("language", "prompt")
+_HEARD = ("language", "prompt", "temperature", "word_timestamps")
 _TRANSCRIBED = TaskParams(general=_HEARD, stages={"transcribe": _HEARD})
 
 REQUEST_PARAMS: RequestParams = {

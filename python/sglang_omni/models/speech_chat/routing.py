@@ -18,7 +18,7 @@ def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
     task = task_of(output.request)
     if task == "speech":
         return ["speak"]
-    first = "transcribe" if output.data.get("clips") else "thinker"
+    first = "transcribe" if "clips" in output.data or "audio" in output.data else "thinker"
     return [first, "speak"] if answers_in_speech(output.request) else [first]
 
 

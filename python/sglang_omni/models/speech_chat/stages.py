@@ -33,9 +33,9 @@ def create_preprocess(
 
     Args:
         model_path: The thinker's checkpoint, for its tokenizer and chat template.
-        max_audio_seconds: Limit of a clip's length.
+        max_audio_seconds: Limit of a clip's length in a conversation.
         max_total_audio_seconds: Limit of the length of all clips of a conversation.
-        max_audio_bytes: Limit of a clip's encoded size.
+        max_audio_bytes: Limit of the encoded size of a clip, and of a recording to transcribe.
         max_speech_chars: Limit of a text to speak.
         max_decode_seconds: Limit of the time to fetch and decode a clip.
         allowed_media_hosts: Hosts of audio URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
@@ -60,26 +60,31 @@ def create_transcribe(
     num_threads: int | None = None,
     beam_size: int = 5,
     cache_size: int = 256,
+    max_recording_seconds: float = 14_400.0,
+    max_decode_seconds: float = 30.0,
     context_length: int | None = None,
 ) -> StreamScheduler:
-    """The stage from audio samples to transcripts, and for a chat to token ids.
+    """The stage from audio to transcripts, and for a chat to token ids.
 
     Args:
         model_path: The thinker's checkpoint.
         num_threads: CPU threads; all cores by default.
         beam_size: Width of the beam search; 1 is greedy.
-        cache_size: Number of clips whose transcripts are kept.
+        cache_size: Number of a conversation's clips whose transcripts are kept.
+        max_recording_seconds: Limit of the length of a recording to transcribe.
+        max_decode_seconds: Limit of the time to decode half a minute of it.
         context_length: A shorter context than the checkpoint's.
     """
     from sglang_omni.models.speech_chat.components.whisper import Whisper
-    from sglang_omni.models.speech_chat.transcribe import Recognizer, TranscribeSession
+    from sglang_omni.models.speech_chat.transcribe import Recognizer, RecordingLimits, TranscribeSession
 
     with loading("Whisper tiny.en"):
         whisper = Whisper(num_threads=num_threads or available_cores(), beam_size=beam_size)
     recognizer = Recognizer(whisper, cache_size)
+    limits = RecordingLimits(max_recording_seconds, max_decode_seconds)
     prompts = _prompt_encoder(model_path, context_length)
     return StreamScheduler(
-        lambda: TranscribeSession(recognizer, prompts),
+        lambda: TranscribeSession(recognizer, prompts, limits),
         expects_stream=lambda payload: False,
         wants_chunks=lambda payload: wants_stream(payload.request),
     )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, SpeechSegment, Whisper
 from sglang_omni.models.speech_chat.conversation import with_transcripts
+from sglang_omni.models.speech_chat.windows import windows
+from sglang_omni.preprocessing.audio import decode_blocks
+from sglang_omni.preprocessing.deadline import Deadline
 from sglang_omni.preprocessing.request import (
     answers_in_text,
     mapping_param,
@@ -16,7 +20,7 @@ from sglang_omni.preprocessing.request import (
     task_of,
 )
 from sglang_omni.preprocessing.text import PromptEncoder
-from sglang_omni.proto import StagePayload
+from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
 if TYPE_CHECKING:
@@ -28,42 +32,101 @@ class Recognizer:
     """Whisper with a cache: a conversation sends its earlier clips again with every turn."""
 
     def __init__(self, whisper: Whisper, cache_size: int = 256) -> None:
-        self._whisper = whisper
+        self.whisper = whisper
         self._cache_size = cache_size
         self._cache: OrderedDict[bytes, tuple[SpeechSegment, ...]] = OrderedDict()
 
-    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[SpeechSegment]:
+    def segments(self, samples: NDArray[np.float32]) -> Iterator[SpeechSegment]:
         """Yields the clip's segments as they are decoded, or from the cache if it was decoded before.
 
         Args:
             samples: float32, shape (n,), 16 kHz.
-            prompt: Text that came before, or words to expect.
         """
-        key = hashlib.blake2b(samples.data, key=hashlib.blake2b((prompt or "").encode()).digest()).digest()
+        key = hashlib.blake2b(samples.data).digest()
         known = self._cache.get(key)
         if known is not None:
             self._cache.move_to_end(key)
             yield from known
             return
         heard = []
-        for segment in self._whisper.segments(samples, prompt):
-            heard.append(segment)
-            yield segment
+        for start, window in windows([samples]):
+            for segment in self.whisper.segments(window):
+                heard.append(segment.after(start / SAMPLE_RATE))
+                yield heard[-1]
         self._cache[key] = tuple(heard)
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
+
+
+@dataclass(frozen=True)
+class RecordingLimits:
+    """Limits of a recording to transcribe.
+
+    Attributes:
+        seconds: Its length.
+        decode_seconds: Time to decode one window of it.
+    """
+
+    seconds: float = 14_400.0
+    decode_seconds: float = 30.0
+
+
+class Recording:
+    """An encoded recording of any length, decoded and cut window by window."""
+
+    def __init__(self, data: bytes, limits: RecordingLimits) -> None:
+        self._limits = limits
+        self._blocks = decode_blocks(
+            data, param="file", sample_rate=SAMPLE_RATE, max_seconds=limits.seconds, check=self._check
+        )
+        self._samples = 0
+
+    @property
+    def seconds(self) -> float:
+        """The length of what has been decoded."""
+        return self._samples / SAMPLE_RATE
+
+    def windows(self) -> Iterator[tuple[float, NDArray[np.float32]]]:
+        """Yields each window's start in seconds, and its samples.
+
+        Raises:
+            RequestError: The recording cannot be decoded, or is too long.
+        """
+        self._restart_deadline()
+        for start, window in windows(self._counted()):
+            yield start / SAMPLE_RATE, window
+            self._restart_deadline()
+
+    def _counted(self) -> Iterator[NDArray[np.float32]]:
+        for block in self._blocks:
+            self._samples += len(block)
+            yield block
+
+    def _restart_deadline(self) -> None:
+        # Between windows, Whisper and other requests take their time.
+        self._deadline = Deadline(self._limits.decode_seconds, param="file")
+
+    def _check(self) -> None:
+        self._deadline()
 
 
 class TranscribeSession(StreamSession):
     """One request with audio.
 
     A chat ends with ``{"prompt_token_ids", "input_transcript"}`` for the thinker, a transcription with the
-    caller's result.
+    caller's result. A recording of hours takes as many turns as it has windows and segments, between which
+    other requests have theirs.
     """
 
-    def __init__(self, recognizer: Recognizer, prompts: PromptEncoder) -> None:
+    def __init__(
+        self,
+        recognizer: Recognizer,
+        prompts: PromptEncoder,
+        limits: RecordingLimits | None = None,
+    ) -> None:
         self._recognizer = recognizer
         self._prompts = prompts
+        self._limits = limits or RecordingLimits()
         self._result: dict[str, Any] = {}
 
     def begin(self, payload: StagePayload) -> Iterator[Any]:
@@ -90,16 +153,30 @@ class TranscribeSession(StreamSession):
         if transcript is not None and answers_in_text(payload.request):
             yield {"modality": "text", "input_transcript": transcript}
 
-    def _transcription(self, payload: StagePayload) -> Iterator[dict[str, Any]]:
-        (clip,) = payload.data["clips"]
-        prompt = stage_params(payload.request, "transcribe").get("prompt")
+    def _transcription(self, payload: StagePayload) -> Iterator[dict[str, Any] | None]:
+        recording = Recording(payload.data["audio"], self._limits)
+        options = _options(payload.request)
         segments: list[dict[str, Any]] = []
-        for segment in self._recognizer.segments(clip, prompt):
-            yield {"modality": "text", "text": f" {segment.text}" if segments else segment.text}
-            segments.append({"start": segment.start, "end": segment.end, "text": segment.text})
+        for start, window in recording.windows():
+            for heard in self._recognizer.whisper.segments(window, **options):
+                segment = asdict(heard.after(start)) | {"seek": round(start * 100)}
+                text = f" {heard.text}" if segments else heard.text
+                segments.append(segment)
+                yield {"modality": "text", "text": text, "segments": [segment]}
+            yield None
         self._result = {
             "text": " ".join(segment["text"] for segment in segments),
             "language": "en",
-            "duration": len(clip) / SAMPLE_RATE,
+            "duration": recording.seconds,
             "segments": segments,
         }
+
+
+def _options(request: OmniRequest) -> dict[str, Any]:
+    """The arguments of ``Whisper.segments`` that a request gives."""
+    given = stage_params(request, "transcribe")
+    return {
+        name: given[name]
+        for name in ("prompt", "temperature", "word_timestamps")
+        if given.get(name) is not None
+    }

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
-from sglang_omni.client.languages import language_name
+from sglang_omni.client import GenerateRequest, RequestError, TranscriptionResult, transcription_request
+from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.api.forms import read_form
 from sglang_omni.serve.api.protocol.transcriptions import TranscriptionForm
 from sglang_omni.serve.api.session import owner_of, session_key
 from sglang_omni.serve.api.state import AppState, request_id_of
-from sglang_omni.serve.api.streaming import until_disconnect
+from sglang_omni.serve.api.streaming import EventStream, until_disconnect
+from sglang_omni.serve.api.transcripts import segment_fields, transcript_response, whole_fields
 from sglang_omni.serve.api.validation import validation_error
 
-_GRANULARITIES = "timestamp_granularities[]"
+# Fields that may be given several times, as they are written, and what they are called here.
+_LISTS = {"timestamp_granularities[]": "timestamp_granularities", "include[]": "include"}
+_STREAMED = ("json", "text", "verbose_json")
 
 
 def transcription_routes(server: AppState) -> APIRouter:
@@ -46,42 +52,98 @@ async def _transcribe(server: AppState, request: Request, task: str) -> Response
         await form.close()
     server.check_model(fields.model)
     server.check_task(task)
-    server.check_params(task, {"language": fields.language}, None)
+    _check_format(fields)
+    generate = transcription_request(
+        audio,
+        language=fields.language,
+        prompt=fields.prompt or None,
+        temperature=fields.temperature or None,
+        word_timestamps=fields.wants_words,
+        translate=task == "translation",
+        stream=fields.stream,
+        session_id=session_key(request),
+        owner=owner_of(request),
+        model=fields.model,
+        timeout=server.timeout(fields.timeout),
+        timings=fields.timings,
+    )
+    _check_params(server, task, generate)
+    request_id = request_id_of(request, fields.request_id)
+    if fields.stream:
+        return EventStream(
+            _events(server, generate, fields, task, request_id), request_id=request_id, done=False
+        )
+    result = await until_disconnect(
+        request.receive, server.client.transcript(generate, request_id=request_id)
+    )
+    return transcript_response(fields, result, task)
+
+
+def _check_params(server: AppState, task: str, generate: GenerateRequest) -> None:
+    try:
+        server.check_params(task, generate.extra_params, None)
+    except RequestError as exc:
+        if exc.param != "word_timestamps":
+            raise
+        raise RequestError(
+            "timestamp_granularities[]: this model does not tell the times of words; leave 'word' out",
+            param="timestamp_granularities[]",
+            code="unsupported_parameter",
+        ) from exc
+
+
+def _check_format(fields: TranscriptionForm) -> None:
     if fields.timestamp_granularities and fields.response_format != "verbose_json":
         raise RequestError(
-            f"{_GRANULARITIES}: only with response_format 'verbose_json'",
-            param=_GRANULARITIES,
+            "timestamp_granularities[]: only with response_format 'verbose_json'",
+            param="timestamp_granularities[]",
             code="unsupported_parameter",
         )
-    request_id = request_id_of(request, fields.request_id)
-    result = await until_disconnect(
-        request.receive,
-        server.client.transcribe(
-            audio,
-            session_id=session_key(request),
-            owner=owner_of(request),
-            model=fields.model,
-            language=fields.language,
-            translate=task == "translation",
-            request_id=request_id,
-            timeout=server.timeout(fields.timeout),
-            timings=fields.timings,
-        ),
-    )
-    return _response(fields.response_format, result, task, fields.timings)
+    if fields.stream and fields.response_format not in _STREAMED:
+        raise RequestError(
+            f"stream: not with response_format {fields.response_format!r}, only with {', '.join(_STREAMED)}",
+            param="stream",
+            code="unsupported_parameter",
+        )
+
+
+async def _events(
+    server: AppState, generate: GenerateRequest, fields: TranscriptionForm, task: str, request_id: str
+) -> AsyncGenerator[dict[str, Any], None]:
+    """OpenAI's events. Those of ``verbose_json`` also have the segments and words that are new."""
+    started, first, said = time.monotonic(), True, 0
+    deltas = Deltas()
+    verbose = fields.response_format == "verbose_json"
+    async with aclosing(server.client.generate(generate, request_id)) as chunks:
+        async for chunk in chunks:
+            text, is_last = deltas.new_text(chunk), chunk.finish_reason is not None
+            segments = chunk.segments[said:] if is_last else chunk.segments
+            if text:
+                if first:
+                    server.metrics.first_output(time.monotonic() - started)
+                    first = False
+                delta = {"type": "transcript.text.delta", "delta": text}
+                yield delta | (segment_fields(fields, segments, said) if verbose else {})
+            said += len(segments)
+            if is_last:
+                result = TranscriptionResult(
+                    deltas.text, chunk.language, chunk.duration, timings=chunk.timings
+                )
+                yield {"type": "transcript.text.done"} | whole_fields(fields, result, task)
 
 
 def _fields(form: FormData) -> TranscriptionForm:
     for name in form:
-        if name != _GRANULARITIES and len(form.getlist(name)) > 1:
+        if name not in _LISTS and len(form.getlist(name)) > 1:
             raise RequestError(f"{name}: given more than once", param=name, code="invalid_value")
-    values: dict[str, Any] = {
-        name: value for name, value in form.items() if name not in ("file", _GRANULARITIES)
-    }
-    if _GRANULARITIES in form:
-        values["timestamp_granularities"] = form.getlist(_GRANULARITIES)
+    values: dict[str, Any] = {}
+    for name, value in form.items():
+        # The parts of an object, as OpenAI's client writes them.
+        whole = "chunking_strategy" if name.startswith("chunking_strategy[") else name
+        if name != "file":
+            values[_LISTS.get(name, whole)] = form.getlist(name) if name in _LISTS else value
     for name, value in values.items():
-        if isinstance(value, UploadFile):
+        if any(isinstance(each, UploadFile) for each in (value if isinstance(value, list) else [value])):
             raise RequestError(f"{name}: must be a text field, not a file", param=name, code="invalid_type")
     try:
         return TranscriptionForm.model_validate(values)
@@ -97,54 +159,3 @@ async def _file(form: FormData) -> bytes:
     if not audio:
         raise RequestError("file: the recording is empty", param="file", code="invalid_audio")
     return audio
-
-
-def _response(kind: str, result: TranscriptionResult, task: str, timings: bool) -> Response:
-    if kind == "text":
-        return PlainTextResponse(result.text + "\n")
-    if kind == "srt":
-        return PlainTextResponse(_srt(_segments(result)))
-    if kind == "vtt":
-        return PlainTextResponse(_vtt(_segments(result)), media_type="text/vtt")
-    fields: dict[str, Any] = {"text": result.text}
-    if kind == "verbose_json":
-        verb, language = "transcribe", result.language
-        if task == "translation":
-            verb, language = "translate", "en"
-        fields |= {
-            "task": verb,
-            "language": None if language is None else language_name(language),
-            "duration": result.duration,
-            "segments": [
-                {"id": i, "start": s.start, "end": s.end, "text": s.text}
-                for i, s in enumerate(result.segments)
-            ],
-        }
-    if task == "transcription" and result.duration is not None:
-        fields["usage"] = {"type": "duration", "seconds": result.duration}
-    if timings:
-        fields["timings"] = result.timings
-    return JSONResponse(fields)
-
-
-def _segments(result: TranscriptionResult) -> list[TranscriptionSegment]:
-    if result.segments or not result.text:
-        return result.segments
-    return [TranscriptionSegment(0.0, result.duration or 0.0, result.text)]
-
-
-def _srt(segments: list[TranscriptionSegment]) -> str:
-    return "".join(
-        f"{i}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{s.text.strip()}\n\n"
-        for i, s in enumerate(segments, 1)
-    )
-
-
-def _vtt(segments: list[TranscriptionSegment]) -> str:
-    cues = (f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{s.text.strip()}\n\n" for s in segments)
-    return "WEBVTT\n\n" + "".join(cues)
-
-
-def _clock(seconds: float, point: str) -> str:
-    ms = round(seconds * 1000)
-    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"

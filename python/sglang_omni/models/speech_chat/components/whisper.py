@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sglang_omni.models.speech_chat.components.packages import require
@@ -21,12 +21,48 @@ MAX_PROMPT_CHARS = 16_384
 
 
 @dataclass(frozen=True)
+class SpokenWord:
+    """A word with its start and end in seconds of the clip."""
+
+    word: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class SpeechSegment:
-    """A stretch of speech: its start and end in seconds of the clip, and its text."""
+    """A stretch of speech.
+
+    Attributes:
+        start, end: Seconds of the clip.
+        tokens: Whisper's tokens, among them those of times.
+        temperature: With which they were drawn.
+        avg_logprob: The mean log-probability of the tokens, of all segments decoded together.
+        compression_ratio: How much their text compresses; a high one comes from repetitions.
+        no_speech_prob: Whisper's own probability that there is no speech.
+        words: Empty if the words' times were not asked for.
+    """
 
     start: float
     end: float
     text: str
+    tokens: tuple[int, ...] = ()
+    temperature: float = 0.0
+    avg_logprob: float = 0.0
+    compression_ratio: float = 0.0
+    no_speech_prob: float = 0.0
+    words: tuple[SpokenWord, ...] = ()
+
+    def after(self, seconds: float) -> SpeechSegment:
+        """The same segment in a recording in which the clip begins after ``seconds``."""
+        return replace(
+            self,
+            start=_rounded(seconds + self.start),
+            end=_rounded(seconds + self.end),
+            words=tuple(
+                SpokenWord(w.word, _rounded(seconds + w.start), _rounded(seconds + w.end)) for w in self.words
+            ),
+        )
 
 
 class Whisper:
@@ -54,13 +90,23 @@ class Whisper:
 
         self._tokenizer = TextTokenizer(self._model.hf_tokenizer)
 
-    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[SpeechSegment]:
+    def segments(
+        self,
+        samples: NDArray[np.float32],
+        prompt: str | None = None,
+        *,
+        temperature: float = 0.0,
+        word_timestamps: bool = False,
+    ) -> Iterator[SpeechSegment]:
         """Yields the clip's segments, each as soon as it is decoded.
 
         Args:
             samples: float32, shape (n,), 16 kHz.
             prompt: Text that came before, or words to expect, of at most ``MAX_PROMPT_CHARS`` characters; the
                 model reads the last 223 tokens.
+            temperature: 0 finds the likeliest text, always the same; above, the best of five drawn texts is
+                taken.
+            word_timestamps: Whether to find the times of the words, which takes about a fifth longer.
         """
         # As tokens, because the library would read control tokens in a text.
         words = None if prompt is None else self._tokenizer.encode(self._tokenizer.hide(f" {prompt.strip()}"))
@@ -68,17 +114,36 @@ class Whisper:
             samples,
             language="en",
             beam_size=self._beam_size,
-            # No fallback to sampling: the same clip always has the same transcript.
-            temperature=0.0,
+            # One temperature: the library would else try higher ones for text that it doubts.
+            temperature=temperature,
             # Whisper invents words in silence.
             vad_filter=True,
             # An error in one window must not affect the next.
             condition_on_previous_text=False,
             initial_prompt=words,
+            word_timestamps=word_timestamps,
         )
         for segment in segments:
             if text := segment.text.strip():
-                yield SpeechSegment(round(segment.start, 3), round(segment.end, 3), text)
+                yield SpeechSegment(
+                    _rounded(segment.start),
+                    _rounded(segment.end),
+                    text,
+                    tuple(segment.tokens),
+                    segment.temperature,
+                    segment.avg_logprob,
+                    segment.compression_ratio,
+                    segment.no_speech_prob,
+                    tuple(
+                        SpokenWord(w.word.strip(), _rounded(w.start), _rounded(w.end))
+                        for w in segment.words or ()
+                    ),
+                )
+
+
+def _rounded(seconds: float) -> float:
+    """Whole milliseconds; the library's numbers may be numpy's."""
+    return round(float(seconds), 3)
 
 
 def check_language(language: object, *, param: str, does: str) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
-from sglang_omni.serve.api.fields import (
-    ApiModel,
-    Name,
-    OnlyEmptyText,
-    OnlyFormFalse,
-    OnlyFormZero,
-    RequestId,
-    Timeout,
-    at_most,
-)
+from sglang_omni.serve.api.fields import ApiModel, Name, RequestId, Timeout, at_most, unsupported
+
+
+def _no_additions(names: list[str]) -> list[str]:
+    for name in names:
+        raise unsupported(f"{name[:64]!r} is not supported here; leave it out")
+    return names
+
+
+def _automatic(strategy: Any) -> Any:
+    if strategy != "auto":
+        raise unsupported(
+            'not supported here; the only value is "auto": long recordings are always cut at silences'
+        )
+    return strategy
 
 
 class TranscriptionForm(ApiModel):
@@ -25,12 +30,22 @@ class TranscriptionForm(ApiModel):
 
     model: Name | None = None
     language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
-    prompt: OnlyEmptyText = None
+    prompt: str | None = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
-    # There is only the most likely transcript, and it is not streamed.
-    temperature: OnlyFormZero = None
-    stream: OnlyFormFalse = None
-    timestamp_granularities: Annotated[list[Literal["segment"]], at_most(4)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+    stream: bool = False
+    timestamp_granularities: Annotated[list[Literal["segment", "word"]], at_most(4)] | None = None
+    chunking_strategy: Annotated[Any, AfterValidator(_automatic)] = "auto"
+    include: Annotated[list[str], at_most(4), AfterValidator(_no_additions)] | None = None
     timeout: Timeout | None = None
     timings: bool = False
     request_id: RequestId | None = None
+
+    @property
+    def wants_words(self) -> bool:
+        return "word" in (self.timestamp_granularities or ())
+
+    @property
+    def wants_segments(self) -> bool:
+        """By default, and unless only words are asked for."""
+        return self.timestamp_granularities is None or "segment" in self.timestamp_granularities
