@@ -31,6 +31,7 @@ from sglang_omni.serve.launch.pipelines import (
     load_pipeline,
 )
 from sglang_omni.serve.launch.stopping import stop_with_parent
+from sglang_omni.serve.launch.tracing_flags import add_tracing_flags, take_tracing
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 # Flags that every replica of a fleet is given as the fleet was.
 _PASSED_ON = (
     *("model_path", "config", "served_model_name", "log_level", "start_timeout"),
-    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps"),
+    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps", "otlp_traces_endpoint"),
 )
 
 
@@ -118,6 +119,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     add_health_flags(parser)
     add_limit_flags(parser)
     add_key_flags(parser)
+    add_tracing_flags(parser)
     add_launcher_flags(parser)
     add_model_flags(parser)
     # The fleet itself sets the router's workers and address, and when it leaves.
@@ -161,8 +163,11 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
         flags = ", ".join(f"--router-{name.replace('_', '-')}" for name in args.router)
         parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
     args.access = take_access(parser, args)
+    args.tracing = take_tracing(parser, args)
     if args.dp_size > 1:
         args.router = routers_keys(parser, args.access, args.router)
+        if args.tracing is not None and args.tracing.endpoint is not None:
+            args.router.setdefault("otlp_traces_endpoint", args.tracing.endpoint)
     try:
         # Better known before the models are loaded than when the router starts.
         check_router_config(json.dumps(args.router))
@@ -241,6 +246,7 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
         limits=given_limits(args),
         launcher=chosen_launcher(args),
         access=args.access,
+        tracing=args.tracing,
     )
     return asyncio.run(run_replica(plan, options))
 

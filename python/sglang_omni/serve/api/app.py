@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -22,10 +22,14 @@ from sglang_omni.serve.api.generate import generate_routes
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.page import page_routes
+from sglang_omni.serve.api.profile import profile_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.transcriptions import transcription_routes
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 
 def create_app(
@@ -39,6 +43,7 @@ def create_app(
     limits: AdmissionLimits | None = None,
     info: Callable[[], dict[str, Any]] = dict,
     access: Access | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -52,6 +57,7 @@ def create_app(
         limits: How many requests run and wait; by default any number runs.
         info: Returns further fields of ``/get_server_info``.
         access: Keys and host names; by default no key is asked for.
+        tracer: Makes a span of each request, of its stages and their steps; None: no spans.
     """
     server = AppState(
         client=client,
@@ -61,14 +67,20 @@ def create_app(
         info=info,
         bodies=JsonBodies(JsonLimits(max_json_size)),
         request_timeout=request_timeout,
+        traces_steps=tracer is not None,
     )
     middleware = [
         Middleware(RequestIds, running=server.running),
         Middleware(Count, metrics=server.metrics),
         Middleware(Guard, access=access or Access()),
         Middleware(BodyLimit, max_bytes=max_body_size),
-        Middleware(Gate, admission=server.admission),
+        Middleware(Gate, admission=server.admission, metrics=server.metrics),
     ]
+    if tracer is not None:
+        from sglang_omni.serve.api.otel import Traced
+
+        traced = Middleware(Traced, tracer=tracer, history=server.history, coordinator=server.coordinator)
+        middleware.insert(1, traced)
     # Without FastAPI's pages, which load scripts from other sites; /openapi.json stays.
     app = FastAPI(
         title="sglang-omni", version=__version__, middleware=middleware, docs_url=None, redoc_url=None
@@ -81,6 +93,7 @@ def create_app(
         transcription_routes,
         generate_routes,
         admin_routes,
+        profile_routes,
         page_routes,
     ):
         app.include_router(routes(server))

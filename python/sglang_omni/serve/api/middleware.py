@@ -12,13 +12,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sglang_omni.serve.api.admission import Admission, Place
 from sglang_omni.serve.api.errors import CLIENT_CLOSED_REQUEST, error_response
 from sglang_omni.serve.api.metrics import Metrics
+from sglang_omni.serve.api.request_ids import HttpAnswer
 
 # Bytes of a refused body that are read.
 _MOST_DROPPED = 2**30
 # Bytes of each body that do not count towards the limit on all: large ones must not keep small ones out.
 _UNCOUNTED = 65_536
 # Administration has to reach a server that is full.
-_WITHOUT_PLACE = {"/abort_request", "/flush_cache"}
+_WITHOUT_PLACE = {"/abort_request", "/flush_cache", "/start_profile", "/stop_profile"}
 
 
 class BodyLimit:
@@ -66,9 +67,10 @@ class Gate:
     parsed yet.
     """
 
-    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
+    def __init__(self, app: ASGIApp, *, admission: Admission, metrics: Metrics) -> None:
         self.app = app
         self.admission = admission
+        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_PLACE:
@@ -79,7 +81,7 @@ class Gate:
             await _drop_body(receive)
             await error_response(refusal)(scope, receive, send)
             return
-        visit = _Visit(self.admission, receive)
+        visit = _Visit(self.admission, self.metrics, receive)
         try:
             await self.app(scope, visit.receive, send)
         finally:
@@ -89,8 +91,9 @@ class Gate:
 class _Visit:
     """One request's way through the gate."""
 
-    def __init__(self, admission: Admission, receive: Receive) -> None:
+    def __init__(self, admission: Admission, metrics: Metrics, receive: Receive) -> None:
         self._admission = admission
+        self._metrics = metrics
         self._receive = receive
         self._received = self._held = 0
         self._has_entered = False
@@ -106,9 +109,11 @@ class _Visit:
         self._held += more
         if not message.get("more_body", False):
             self._has_entered = True
+            began = time.monotonic()
             self._place = await self._admission.enter(self._receive)
             if self._place is None:
                 return {"type": "http.disconnect"}
+            self._metrics.request_queue_time.observe(time.monotonic() - began)
         return message
 
     def end(self) -> None:
@@ -155,4 +160,7 @@ class Count:
             self.metrics.in_flight.dec()
             # Labels are paths of routes: callers must not make up labels.
             path = getattr(scope.get("route"), "path", "other")
-            self.metrics.request_done(path, status, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self.metrics.request_done(path, status, seconds)
+            if (name := scope.get("state", {}).get("request_name")) is not None:
+                name.answer = HttpAnswer(scope["method"], path, status, seconds)

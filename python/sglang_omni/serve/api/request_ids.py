@@ -23,6 +23,16 @@ _HEADERS = (HEADER, "x-client-request-id")
 _PREFIXES = ("chatcmpl-", "cmpl-", "audio-")
 
 
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """How a request was answered: its method, the path of its route, its status, and the seconds it took."""
+
+    method: str
+    path: str
+    status: int
+    seconds: float
+
+
 @dataclass(eq=False)
 class RequestName:
     """The names of one HTTP request.
@@ -32,12 +42,16 @@ class RequestName:
         called: The id in its header; without one, ``id``.
         parts: The ids of its requests in the pipeline; empty while there are none.
         owner: The request's owner. Owners do not see each other's ids.
+        arrived: When its head came, by ``time.monotonic``.
+        answer: How it was answered; None before the end of its answer.
     """
 
     id: str
     called: str
     parts: list[str] = field(default_factory=list)
     owner: str | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    answer: HttpAnswer | None = None
 
     def __str__(self) -> str:
         return self.id if self.id == self.called else f"{self.id} ({HEADER}: {self.called})"
@@ -87,6 +101,11 @@ class RunningRequests:
             self._enter(name)
         return name.parts
 
+    def name_of(self, request_id: str, owner: str | None) -> RequestName | None:
+        """The names of the running HTTP request with this id in the pipeline."""
+        names = self._by_name.get((owner, request_id), ())
+        return next((name for name in names if request_id in name.parts), None)
+
     def leave(self, name: RequestName) -> None:
         """Forget a request that has ended, or was never admitted."""
         for each in _names(name):
@@ -104,8 +123,7 @@ class RunningRequests:
                 headers. An unknown id is returned itself: the pipeline may know it.
             owner: The caller, who sees no other owner's requests.
         """
-        bare = next((text.removeprefix(prefix) for prefix in _PREFIXES if text.startswith(prefix)), text)
-        for each in (text, bare):
+        for each in (text, bare_id(text)):
             if names := self._by_name.get((owner, each)):
                 return [part for name in names for part in ([each] if each in name.parts else name.parts)]
         return [text]
@@ -117,6 +135,11 @@ class RunningRequests:
     def _is_taken(self, owner: str | None, request_id: str) -> bool:
         names = self._by_name.get((owner, request_id), ())
         return any(request_id == name.id or request_id in name.parts for name in names)
+
+
+def bare_id(text: str) -> str:
+    """An id without the prefix that it has in an answer."""
+    return next((text.removeprefix(prefix) for prefix in _PREFIXES if text.startswith(prefix)), text)
 
 
 def _names(name: RequestName) -> set[str]:

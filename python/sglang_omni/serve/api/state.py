@@ -15,6 +15,7 @@ from sglang_omni.preprocessing.request_params import RequestParams, check_params
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinator
+from sglang_omni.serve.api.history import History
 from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.session import owner_of
@@ -66,6 +67,8 @@ class AppState:
         bodies: Reads JSON bodies.
         started: Unix time.
         coordinator: Asked for load and told to flush caches.
+        history: The latest requests.
+        traces_steps: Whether requests are traced with their steps, also if no profile runs.
     """
 
     client: Client
@@ -78,10 +81,19 @@ class AppState:
     running: RunningRequests = field(default_factory=RunningRequests)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
+    traces_steps: bool = False
     coordinator: AdminCoordinator = field(init=False)
+    history: History = field(init=False)
 
     def __post_init__(self) -> None:
         self.coordinator = admin_coordinator(self.client)
+        self.coordinator.trace_steps(self.traces_steps)
+        self.coordinator.watch_visits(
+            lambda visit: self.metrics.stage_visited(visit.instance, visit.work, visit.wait)
+        )
+        self.history = History(self.metrics, self.running)
+        if isinstance(self.client, Client):
+            self.client.observe(self.history)
 
     @property
     def served_name(self) -> str:

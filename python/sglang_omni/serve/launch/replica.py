@@ -22,6 +22,7 @@ from sglang_omni.serve.api.app import create_app
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
+from sglang_omni.serve.launch.tracing_flags import Tracing
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.supervision.ports import bind
 
@@ -51,6 +52,7 @@ class ReplicaOptions:
         limits: Those of `--max-concurrent-requests`, `--queue-size` and `--queue-timeout` that were given.
         launcher: Starts the pipeline's processes; None: they are children of this process.
         access: The keys that clients must show; None: no keys.
+        tracing: Where spans of requests go; None: none are made.
     """
 
     host: str = "127.0.0.1"
@@ -64,6 +66,7 @@ class ReplicaOptions:
     limits: Mapping[str, float] = field(default_factory=dict)
     launcher: Launcher | None = None
     access: Access | None = None
+    tracing: Tracing | None = None
 
 
 async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
@@ -108,6 +111,11 @@ async def _serve(
     config = runner.config
     held = await _held(runner)
     limits = AdmissionLimits.of_pipeline(held, options.limits)
+    spans = None
+    if options.tracing is not None:
+        from sglang_omni.serve.api.otel import SpanExport
+
+        spans = SpanExport(options.tracing.endpoint)
     app = create_app(
         Client(runner.coordinator),
         model_name=options.model_name or config.name,
@@ -118,6 +126,7 @@ async def _serve(
         limits=limits,
         info=lambda: _info(runner),
         access=options.access,
+        tracer=None if spans is None else spans.tracer,
     )
     server = WebServer(app)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -142,6 +151,8 @@ async def _serve(
         runner.coordinator.fail_all(_REASON)
         server.should_exit = True
         await serving
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
 
 
 async def _held(runner: MultiProcessPipelineRunner) -> dict[str, int]:
