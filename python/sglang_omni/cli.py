@@ -1,4 +1,4 @@
-"""The command ``sgl-omni``: serve, host, route, config, doctor, make-tiny-checkpoint, version."""
+"""The command ``sgl-omni``: serve, host, route, trace, config, doctor, make-tiny-checkpoint, version."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ def _run(args: list[str]) -> int:
         from sglang_omni.launch_router import main as route
 
         return route(args[1:], prog="sgl-omni route")
+    if args[:1] == ["trace"]:
+        from sglang_omni.trace_request import main as trace
+
+        return trace(args[1:], prog="sgl-omni trace")
     if args[:1] == ["doctor"]:
         from sglang_omni.doctor import main as doctor
 
@@ -68,6 +72,7 @@ def _run(args: list[str]) -> int:
         help="route requests to servers; sgl-omni route top shows them live",
         add_help=False,
     )
+    commands.add_parser("trace", help="fetch what a request did when, for ui.perfetto.dev", add_help=False)
     tiny = commands.add_parser(
         "make-tiny-checkpoint",
         help="write a small random checkpoint for trials; sgl-omni make-tiny-checkpoint MODEL --help",

@@ -37,6 +37,7 @@ from sglang_omni.serve.launch.pipelines import (
     load_pipeline,
 )
 from sglang_omni.serve.launch.stopping import stop_with_parent
+from sglang_omni.serve.launch.tracing_flags import add_tracing_flags, take_tracing
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 # Flags that every replica of a fleet is given as the fleet was.
 _PASSED_ON = (
     *("model_path", "config", "served_model_name", "log_level", "start_timeout"),
-    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps"),
+    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps", "otlp_traces_endpoint"),
 )
 
 
@@ -127,6 +128,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     add_limit_flags(parser)
     add_key_flags(parser)
     add_listen_flags(parser)
+    add_tracing_flags(parser)
     add_launcher_flags(parser)
     add_model_flags(parser)
     # The fleet itself sets the router's workers and address, and when it leaves.
@@ -171,10 +173,12 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
         parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
     check_listen_flags(parser, args)
     args.access = take_access(parser, args)
+    args.tracing = take_tracing(parser, args)
     if args.dp_size > 1:
-        args.router = routers_listening(
-            parser, args, routers_keys(parser, args.access, args.router, args.api_key_file)
-        )
+        router = routers_keys(parser, args.access, args.router, args.api_key_file)
+        args.router = routers_listening(parser, args, router)
+        if args.tracing is not None and args.tracing.endpoint is not None:
+            args.router.setdefault("otlp_traces_endpoint", args.tracing.endpoint)
     try:
         # Better known before the models are loaded than when the router starts.
         check_router_config(json.dumps(args.router))
@@ -254,6 +258,7 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
         launcher=chosen_launcher(args),
         access=args.access,
         tls=tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile is not None else None,
+        tracing=args.tracing,
     )
     return asyncio.run(run_replica(plan, options))
 

@@ -102,7 +102,7 @@ TO_COORDINATOR = [
     CompleteMessage("r", "b", True, result={"text": "hello", 1: (2, 3)}),
     CompleteMessage("r", "b", False, error="ValueError: no", error_info={"message": "no", "status": 400}),
     StreamMessage("r", "b", {"text": "h"}, stage_id=1, stage_name="b", modality="text", chunk_id=0),
-    ProgressMessage("b", [("r", "b", -2), ("r", "c", 1)], [("r", 0.25, 0.5)]),
+    ProgressMessage("b", [("r", "b", -2), ("r", "c", 1)], [("r", 0.25, 0.5, 1.5e9)]),
     StatsMessage("b", {"num_running_reqs": 1}),
 ]
 

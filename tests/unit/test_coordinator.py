@@ -205,7 +205,7 @@ async def test_late_and_unknown_messages_are_ignored(make: Any) -> None:
     pipeline = await make()
     await pipeline.complete("text", "ghost", 1)
     await pipeline.chunk("text", "ghost", "x")
-    await pipeline.progress("text", ("ghost", "text", 1), spans=[("ghost", 1.0, 0.0)])
+    await pipeline.progress("text", ("ghost", "text", 1), spans=[("ghost", 1.0, 0.0, 0.0)])
     await pipeline.stages["text"].send_to_stage(
         "coordinator", pipeline.coordinator.control_plane.completion_endpoint, SubmitMessage("r", None)
     )
@@ -229,11 +229,11 @@ async def test_load_health_and_timings(make: Any) -> None:
         "failed": 0,
         "aborted": 0,
     }
-    await pipeline.progress("text", ("r", "first", -1), spans=[("r", 0.5, 0.125)])
+    await pipeline.progress("text", ("r", "first", -1), spans=[("r", 0.5, 0.125, 0.0)])
     await pipeline.complete("text", "r", 1)
     await soon(result)
-    await pipeline.progress("first", spans=[("r", 0.25, 0.0)])
-    await pipeline.progress("first", spans=[("r", 0.25, 1.0)])
+    await pipeline.progress("first", spans=[("r", 0.25, 0.0, 0.0)])
+    await pipeline.progress("first", spans=[("r", 0.25, 1.0, 0.0)])
     await until(lambda: pipeline.coordinator.timings("r").get("first", {}).get("wait") == 1.0)
     timings = pipeline.coordinator.timings("r")
     assert timings == {"first": {"work": 0.5, "wait": 1.0}, "text": {"work": 0.5, "wait": 0.125}}

@@ -61,7 +61,7 @@ async def test_chunks_of_other_stages_are_awaited_before_the_end(make: Any) -> N
     await pipeline.complete("text", "r", "all")  # On a connection of its own, ahead of what follows.
     await pipeline.settle()
     await pipeline.chunk("first", "r", "b")
-    await pipeline.progress("first", spans=[("r", 0.1, 0.0)])
+    await pipeline.progress("first", spans=[("r", 0.1, 0.0, 0.0)])
     await soon(reading)
     assert [getattr(m, "chunk", None) for m in got] == [{"text": "a"}, {"text": "b"}, None]
 

@@ -57,7 +57,7 @@ async def test_the_sums_settle_whatever_the_order_of_reports(seed: int) -> None:
         counters.add(*change)
     assert counters.is_settled("r")
     assert counters.holders("r") == []
-    assert [report.spans for report in pipeline.reports] == [[("r", 0.5, 0.25)]] * 4
+    assert [report.spans for report in pipeline.reports] == [[("r", 0.5, 0.25, 0.0)]] * 4
 
 
 async def test_both_ends_of_a_hand_off_hold_it_until_it_is_received() -> None:
@@ -134,6 +134,6 @@ async def test_reports_are_batched_and_opposite_changes_cancel() -> None:
     await asyncio.sleep(0.05)
     assert len(reports) == 1
     assert reports[0].changes == [("b", "s", 1), ("b", "up", -1)]
-    assert reports[0].spans == [("a", 1.0, 0.0)]
+    assert reports[0].spans == [("a", 1.0, 0.0, 0.0)]
     reporter.flush()
     assert len(reports) == 1

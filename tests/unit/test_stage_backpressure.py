@@ -237,7 +237,7 @@ async def test_a_stage_says_that_it_is_done_after_its_last_chunk(monkeypatch: py
             order.append(f"chunk {message.chunk}")
 
         async def report(message: ProgressMessage) -> None:
-            order.extend(f"finished {name}" for name, _, _ in message.spans)
+            order.extend(f"finished {name}" for name, *_ in message.spans)
 
         monkeypatch.setattr(one.control_plane, "send_stream", slow)
         monkeypatch.setattr(one.stage.control_plane, "send_progress", report)

@@ -29,15 +29,16 @@ async def spans_of(scheduler: Any, act: Callable[[Any], None]) -> list[list[Any]
 
 async def test_a_stage_tells_work_and_wait() -> None:
     scheduler = SimpleScheduler(lambda payload: time.sleep(0.02))
-    ((request_id, worked, waited),) = await spans_of(scheduler, lambda one: None)
+    ((request_id, worked, waited, began),) = await spans_of(scheduler, lambda one: None)
     assert request_id == "r"
     assert worked >= 0.02
     assert waited >= 0.0
+    assert abs(began - time.time()) < WAIT_S
     assert scheduler.work_clock.records == {}
 
 
 async def test_a_scheduler_that_does_not_tell_works_all_the_time() -> None:
-    ((_, worked, waited),) = await spans_of(None, lambda one: one.emit("r", "result", None))
+    ((_, worked, waited, _),) = await spans_of(None, lambda one: one.emit("r", "result", None))
     assert worked > 0.0
     assert waited == 0.0
 

@@ -72,7 +72,7 @@ async def test_two_owners_use_one_id_at_once(make: Any) -> None:
     assert await coordinator.abort("same", owner="ann")
     with pytest.raises(asyncio.CancelledError):
         await soon(tasks["ann"])
-    await pipeline.progress("text", spans=[(wire["bob"], 1.0, 2.0)])
+    await pipeline.progress("text", spans=[(wire["bob"], 1.0, 2.0, 0.0)])
     for owner in ("bob", None):
         await pipeline.complete("text", wire[owner], f"{owner}'s")
         assert await soon(tasks[owner]) == f"{owner}'s"

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from sglang_omni.client.audio import AudioFileEncoder, Base64Pieces
 from sglang_omni.client.local import CoordinatorLike, LocalTransport
+from sglang_omni.client.observer import RequestObserver
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.transport import Deltas, Transport
 from sglang_omni.client.types import (
@@ -201,6 +202,11 @@ class Client:
     def health(self) -> dict[str, Any]:
         """The service's state; ``running``: it takes requests. Over HTTP, blocks for a round trip."""
         return self._transport.health()
+
+    def observe(self, observer: RequestObserver) -> None:
+        """Tells ``observer`` of every later request, if they go to a coordinator in this process."""
+        if isinstance(self._transport, LocalTransport):
+            self._transport.observer = observer
 
     async def close(self) -> None:
         """Closes the client's connections; a coordinator goes on."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from typing import Any, Protocol
 
+from sglang_omni.client.observer import RequestObserver, watched
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     GenerateChunk,
@@ -38,8 +39,14 @@ class CoordinatorLike(Protocol):
 class LocalTransport(Transport):
     def __init__(self, coordinator: CoordinatorLike) -> None:
         self.coordinator = coordinator
+        self.observer: RequestObserver | None = None
 
-    async def generate(
+    def generate(self, request: GenerateRequest, request_id: str) -> AsyncGenerator[GenerateChunk, None]:
+        chunks = self._generate(request, request_id)
+        watch = None if self.observer is None else self.observer.begin(request, request_id)
+        return chunks if watch is None else watched(chunks, watch)
+
+    async def _generate(
         self, request: GenerateRequest, request_id: str
     ) -> AsyncGenerator[GenerateChunk, None]:
         omni_request = to_omni_request(request)

@@ -17,9 +17,17 @@ from sglang_omni.proto.messages import (
     SubmitMessage,
     parse_message,
 )
-from sglang_omni.proto.request import OmniRequest, Replicas, RequestState, StagePayload, StageTime
+from sglang_omni.proto.request import (
+    TRACED,
+    OmniRequest,
+    Replicas,
+    RequestState,
+    StagePayload,
+    StageTime,
+)
 
 __all__ = [
+    "TRACED",
     "AbortMessage",
     "CompleteMessage",
     "DataReadyMessage",

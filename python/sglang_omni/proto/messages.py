@@ -223,16 +223,19 @@ class ProgressMessage(_Message):
         changes: ``(request_id, instance, difference)``, sent in batches. Differences commute, so messages of
             several stages may arrive in any order. When a process dies, the requests whose count is positive
             for one of its instances are lost with it.
-        spans: ``(request_id, work, wait)`` for each request that ``from_stage`` has finished with: seconds of
-            work on the request, and seconds for which the request was there besides. Nothing of that request
-            comes from this instance afterwards.
+        spans: ``(request_id, work, wait, began)`` for each request that ``from_stage`` has finished with:
+            seconds of work on the request, seconds for which the request was there besides, and when it came,
+            in Unix time by the clock of the stage's host. Nothing of that request comes from this instance
+            afterwards.
+        details: For those of them that are traced, what their stages did when: a ``VisitDetail`` by request.
     """
 
     type: ClassVar[str] = "progress"
 
     from_stage: str
     changes: list[tuple[str, str, int]]
-    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    spans: list[tuple[str, float, float, float]] = field(default_factory=list)
+    details: dict[str, dict[str, Any]] | None = None
 
 
 @_message
@@ -289,12 +292,16 @@ class FlushCacheMessage(_Message):
 
 @_message
 class ProfilerStartMessage(_Message):
-    """Coordinator -> stage: start a torch profile; ``{run_id}`` and ``{stage}`` are filled in the path."""
+    """Coordinator -> stage: start a torch profile; ``{run_id}`` and ``{stage}`` are filled in the path.
+
+    ``activities`` are of ``CPU`` and ``GPU``; None for all that the stage's process has.
+    """
 
     type: ClassVar[str] = "profiler_start"
 
     run_id: str
     trace_path_template: str
+    activities: list[str] | None = None
 
 
 @_message

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypedDict
 
+#: The name in a request's metadata that has stages report what they do with it when.
+TRACED = "traced"
+
 #: Stage -> the number of its replica that serves a request; None if no stage is replicated.
 Replicas = dict[str, int] | None
 

@@ -267,6 +267,13 @@ class RouterConfig:
     )
     log_format: str = option("text", LOGS, "text, or json for one object a line", metavar="FORMAT")
     access_log: bool = option(False, LOGS, "log every request when it ends")
+    otlp_traces_endpoint: str | None = option(
+        None,
+        LOGS,
+        "the URL of an OpenTelemetry collector that gets a span of each request, as OTLP over HTTP; or set "
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        metavar="URL",
+    )
     request_id_headers: list[str] = option(
         [],
         LOGS,

@@ -11,7 +11,7 @@ from queue import Queue
 from typing import Any, Generic
 
 from sglang_omni.engines.base import Engine, RequestT
-from sglang_omni.engines.request import FinishReason
+from sglang_omni.engines.request import EngineRequest, FinishReason
 from sglang_omni.engines.warm_up import warm_up
 from sglang_omni.gpu_faults import after_failure
 from sglang_omni.proto import StagePayload
@@ -259,9 +259,16 @@ class OmniScheduler(Generic[RequestT]):
             for request_id in failed:
                 self._fail(request_id, exc)
             return
-        self.work_clock.add_to_all(self.engine.stepped, time.perf_counter() - began)
+        self.work_clock.add_to_all(self.engine.stepped, time.perf_counter() - began, self._kind_of_step)
         for request in advanced:
             self._advance(self._active[request.request_id])
+
+    def _kind_of_step(self, request_id: str) -> str:
+        """What the last step was for a request: a language model's prefill ends with its first token."""
+        active = self._active.get(request_id)
+        if active is None or not isinstance(active.request, EngineRequest):
+            return "step"
+        return "decode" if len(active.request.output_token_ids) > 1 else "prefill"
 
     def _advance(self, active: _Active[RequestT]) -> None:
         """Puts out a request's new output. The request is over if it has a finish reason."""

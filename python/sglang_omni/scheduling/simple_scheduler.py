@@ -229,7 +229,7 @@ class SimpleScheduler:
             for message in batch:
                 self._fail(message.request_id, exc)
             return
-        self.work_clock.add_to_all((message.request_id for message in batch), time.perf_counter() - began)
+        self.work_clock.add_to_all([message.request_id for message in batch], time.perf_counter() - began)
         for message, result in zip(batch, results, strict=True):
             if isinstance(result, BaseException):
                 self.steps.fail(result, (message.request_id,))

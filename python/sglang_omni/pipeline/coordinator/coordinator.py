@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +21,12 @@ from sglang_omni.pipeline.coordinator.request import (
     TrackedRequest,
     terminals_of,
 )
+from sglang_omni.pipeline.coordinator.request_trace import RequestTrace, StageVisit
 from sglang_omni.pipeline.coordinator.settling import SettlingRequests
 from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane
 from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.proto import (
+    TRACED,
     AbortMessage,
     CompleteMessage,
     DuplicateRequest,
@@ -98,6 +101,8 @@ class Coordinator:
         self.stages = StageDirectory(self.control_plane)
         self.replicas = ReplicaTable()
         self.admission = AdmissionQueues(self.replicas)
+        self._traces_steps = False
+        self._on_visit: Callable[[StageVisit], None] = lambda visit: None
         self._requests = RequestRegistry()
         self._by_wire_id = self._requests.by_wire_id
         self._counts = InFlightCounts()
@@ -144,9 +149,15 @@ class Coordinator:
         """Asks these instances, or all of them, to finish and exit."""
         await self.stages.broadcast(ShutdownMessage(), names)
 
-    async def start_profile(self, run_id: str, trace_path_template: str) -> None:
-        """Starts a torch profile in every stage; ``{run_id}`` and ``{stage}`` in the path are filled in."""
-        await self.stages.broadcast(ProfilerStartMessage(run_id, trace_path_template))
+    async def start_profile(
+        self, run_id: str, trace_path_template: str, activities: list[str] | None = None
+    ) -> None:
+        """Starts a torch profile in every stage; ``{run_id}`` and ``{stage}`` in the path are filled in.
+
+        Args:
+            activities: Of ``CPU`` and ``GPU``; None for all that a stage's process has.
+        """
+        await self.stages.broadcast(ProfilerStartMessage(run_id, trace_path_template, activities))
 
     async def stop_profile(self, run_id: str | None = None) -> None:
         """Makes the stages write the traces of this profile, or of the one that runs."""
@@ -277,9 +288,22 @@ class Coordinator:
 
     def timings(self, request_id: str, *, owner: str | None = None) -> dict[str, StageTime]:
         """Seconds in each stage that the owner's request has left, in pipeline order; empty if not known."""
-        timings = self._requests.timings((owner, request_id))
+        trace = self._requests.trace((owner, request_id))
+        timings = {} if trace is None else trace.timings
         stages = dict.fromkeys(stage_of(instance) for instance in self.stages) | timings
         return {stage: timings[stage].copy() for stage in stages if stage in timings}
+
+    def trace(self, request_id: str, *, owner: str | None = None) -> RequestTrace | None:
+        """Where the owner's request was when, as far as reported; None if it is not known, or no longer."""
+        return self._requests.trace((owner, request_id))
+
+    def trace_steps(self, on: bool) -> None:
+        """Whether stages report the steps and hops of later requests."""
+        self._traces_steps = on
+
+    def watch_visits(self, seen: Callable[[StageVisit], None]) -> None:
+        """Calls ``seen`` with each visit of a request to a stage, once it has ended."""
+        self._on_visit = seen
 
     def request_state(self, request_id: str, *, owner: str | None = None) -> RequestState | None:
         """The state of the owner's running request; None if it is not running."""
@@ -312,6 +336,8 @@ class Coordinator:
             return
         if not isinstance(request, OmniRequest):
             request = OmniRequest(inputs=request)
+        if self._traces_steps:
+            request = replace(request, metadata={**request.metadata, TRACED: True})
         payload = StagePayload(tracked.wire_id, request, {"raw_inputs": request.inputs})
         replicas = tracked.replicas = self.replicas.assign()
         entry = self.entry_stage
@@ -319,6 +345,7 @@ class Coordinator:
             entry = instance_name(entry, replicas.get(entry))
         self._counts.add(tracked.wire_id, entry, 1)
         tracked.state = RequestState.RUNNING
+        tracked.trace.sent = time.time()
         try:
             await self.stages.send(entry, SubmitMessage(tracked.wire_id, payload, replicas))
         except (TypeError, ValueError) as exc:
@@ -433,12 +460,15 @@ class Coordinator:
             total = self._counts.add(wire_id, instance, difference)
             if total > 0 and instance in down and (tracked := self._by_wire_id.get(wire_id)) is not None:
                 self._fail(tracked, Unavailable(down[instance]))
-        for wire_id, work, wait in message.spans:
+        details = message.details or {}
+        for wire_id, work, wait, began in message.spans:
             tracked = self._by_wire_id.get(wire_id) or self._settling.get(wire_id)
             if tracked is None:
                 continue
             stage = stage_of(message.from_stage)
-            tracked.add_time(stage, work, wait)
+            visit = StageVisit(message.from_stage, began, work, wait, details.get(wire_id))
+            tracked.trace.add(visit)
+            self._on_visit(visit)
             if stage in tracked.streaming:
                 tracked.streaming.discard(stage)
                 self._complete_if_ready(tracked)

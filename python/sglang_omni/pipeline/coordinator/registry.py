@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict
 
 from sglang_omni.pipeline.coordinator.request import Chunks, OwnedId, TrackedRequest
+from sglang_omni.pipeline.coordinator.request_trace import RequestTrace
 from sglang_omni.pipeline.coordinator.wire_ids import WireIds
-from sglang_omni.proto import RequestState, StageTime
+from sglang_omni.proto import RequestState
 
-# Requests whose timings are remembered, the latest.
-_REMEMBERED_TIMINGS = 1024
+# Requests whose traces are remembered, the latest.
+_REMEMBERED_TRACES = 1024
 
 
 class RequestRegistry:
@@ -25,7 +27,7 @@ class RequestRegistry:
         self.running: dict[OwnedId, TrackedRequest] = {}
         self.by_wire_id: dict[str, TrackedRequest] = {}
         self._wire_ids = WireIds()
-        self._timings: OrderedDict[OwnedId, dict[str, StageTime]] = OrderedDict()
+        self._traces: OrderedDict[OwnedId, RequestTrace] = OrderedDict()
         self._ended: Counter[str] = Counter()
 
     def add(
@@ -42,14 +44,16 @@ class RequestRegistry:
         )
         self.running[tracked.name] = tracked
         self.by_wire_id[tracked.wire_id] = tracked
-        self._timings[tracked.name] = tracked.timings
-        if len(self._timings) > _REMEMBERED_TIMINGS:
-            self._timings.popitem(last=False)
+        self._traces[tracked.name] = tracked.trace
+        self._traces.move_to_end(tracked.name)
+        if len(self._traces) > _REMEMBERED_TRACES:
+            self._traces.popitem(last=False)
         return tracked
 
     def remove(self, tracked: TrackedRequest) -> None:
         """Counts a request that has ended, in its final state."""
         self._ended[tracked.state.value] += 1
+        tracked.trace.ended, tracked.trace.state = time.time(), tracked.state
         del self.running[tracked.name]
         del self.by_wire_id[tracked.wire_id]
 
@@ -62,6 +66,6 @@ class RequestRegistry:
         states = self.states()
         return {state.value: states[state.value] or self._ended[state.value] for state in RequestState}
 
-    def timings(self, name: OwnedId) -> dict[str, StageTime]:
-        """Seconds in each stage that the request has left; empty if it is not known."""
-        return self._timings.get(name, {})
+    def trace(self, name: OwnedId) -> RequestTrace | None:
+        """Where the request was when; None if it is not known, or no longer."""
+        return self._traces.get(name)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_omni.proto import OmniRequest, Replicas, RequestState, StageTime, StreamMessage
+from sglang_omni.pipeline.coordinator.request_trace import RequestTrace
+from sglang_omni.proto import OmniRequest, Replicas, RequestState, StreamMessage
 
 # The request's owner, and the owner's name for it.
 OwnedId = tuple[str | None, str]
@@ -29,7 +30,7 @@ class TrackedRequest:
         chunks: The messages to its caller; None if the caller does not stream.
         results: The results so far, by terminal stage.
         streaming: Stages that have streamed to the caller and have not yet reported their end.
-        timings: Seconds in each stage that it has left.
+        trace: Where it was when.
         replicas: The replica that serves it, by stage; None if no stage is replicated, or before it is sent.
         owner: Whose request it is.
     """
@@ -42,7 +43,7 @@ class TrackedRequest:
     state: RequestState = RequestState.PENDING
     results: dict[str, Any] = field(default_factory=dict)
     streaming: set[str] = field(default_factory=set)
-    timings: dict[str, StageTime] = field(default_factory=dict)
+    trace: RequestTrace = field(default_factory=RequestTrace)
     replicas: Replicas = None
     owner: str | None = None
 
@@ -50,15 +51,6 @@ class TrackedRequest:
     def name(self) -> OwnedId:
         """Unique among all running requests."""
         return self.owner, self.request_id
-
-    def add_time(self, stage: str, work: float, wait: float) -> None:
-        """Adds the seconds of one visit to ``stage``; a request may visit a stage more than once."""
-        time = self.timings.get(stage)
-        if time is None:
-            self.timings[stage] = {"work": work, "wait": wait}
-        else:
-            time["work"] += work
-            time["wait"] += wait
 
 
 def terminals_of(

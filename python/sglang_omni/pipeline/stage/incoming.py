@@ -23,7 +23,7 @@ from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import InputHandler
 from sglang_omni.pipeline.stage.requests import RequestTable
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
-from sglang_omni.proto import DataReadyMessage, Message, StagePayload, SubmitMessage
+from sglang_omni.proto import TRACED, DataReadyMessage, Message, StagePayload, SubmitMessage
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.queues import Inbox
@@ -182,6 +182,8 @@ class Incoming:
         try:
             if not isinstance(payload, StagePayload):
                 raise TypeError(f"expected a StagePayload, got a {type(payload).__name__}")
+            if payload.request.metadata.get(TRACED):
+                self._requests.trace(request_id).hop("from", source or "coordinator")
             sender = "coordinator" if source is None else stage_of(source)
             merged = self._input_handler.receive(request_id, sender, payload)
         except Exception as exc:  # noqa: BLE001  a merge function may raise anything
@@ -189,6 +191,8 @@ class Incoming:
             return
         if merged is None:
             return
+        if (trace := self._requests.traces.get(request_id)) is not None:
+            trace.ready()
         record.started = True
         record.running += 1
         self._backpressure.put(IncomingMessage(request_id, "new_request", merged), record.nbytes)

@@ -207,8 +207,11 @@ class Outgoing:
         for target in ended:
             self._open_stream(request_id, record, target)
             self._put(target, End(request_id, self._instance, None, replicas))
+        trace = self._requests.traces.get(request_id)
         for target, payload in payloads:
             self._progress.handed_on(request_id, target)
+            if trace is not None:
+                trace.hop("to", target)
             if (fan_out := shared.get(target)) is None:
                 item = Payload(request_id, self._instance, payload, replicas, is_own=target in local)
             else:
@@ -219,6 +222,8 @@ class Outgoing:
             return
         if returned is None:
             self._progress.handed_on(request_id, None)
+            if trace is not None:
+                trace.hop("to", COORDINATOR)
         record.running -= 1
         if record.running <= 0:
             self._requests.finish(request_id)
@@ -302,6 +307,8 @@ class Outgoing:
         if target not in record.chunks_sent:
             record.chunks_sent[target] = 0
             self._progress.handed_on(request_id, target)
+            if (trace := self._requests.traces.get(request_id)) is not None:
+                trace.hop("to", target, stream=True)
 
     # --- sending ----------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class StageProfiler:
         self._run_id = message.run_id
         template = message.trace_path_template
         self._path = Path(template.replace("{run_id}", message.run_id).replace("{stage}", self._stage))
-        self._profile = self._in_thread(self._record)
+        self._profile = self._in_thread(self._record, message.activities)
 
     def stop(self, message: ProfilerStopMessage | None = None) -> None:
         """Ends the recording of the message's run, or of any, and begins to write its trace."""
@@ -79,9 +79,9 @@ class StageProfiler:
             StageProfiler._thread = ThreadPoolExecutor(1, thread_name_prefix="profiler")
         return StageProfiler._thread.submit(work, *args)
 
-    def _record(self) -> Any:
+    def _record(self, activities: list[str] | None) -> Any:
         try:
-            profile = _start_torch_profile()
+            profile = _start_torch_profile(activities)
         except Exception:
             logger.exception("Stage %s: cannot start profile %r", self._stage, self._run_id)
             return None
@@ -102,15 +102,18 @@ class StageProfiler:
             logger.info("Stage %s: profile %r is in %s", self._stage, run_id, path)
 
 
-def _start_torch_profile() -> Any:
+def _start_torch_profile(wanted: list[str] | None) -> Any:
+    """``wanted``: of ``CPU`` and ``GPU``; None for both."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     from sglang_omni.versions.torch import all_threads
 
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
+    activities = [ProfilerActivity.CPU] if wanted is None or "CPU" in wanted else []
+    if (wanted is None or "GPU" in wanted) and torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
+    if not activities:
+        raise RuntimeError("there is no GPU to profile in this process: ask for the activity CPU")
     # The scheduler works in a thread of its own, not in the one that starts the profile.
     torch_profile = profile(activities=activities, experimental_config=all_threads())
     torch_profile.start()

@@ -9,10 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from sglang_omni.proto import ProgressMessage, Replicas
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.recent_ids import RecentIds
+from sglang_omni.scheduling.step_trace import StepTrace, VisitDetail
 from sglang_omni.scheduling.work_clock import WorkClock
 
 # Half of what the coordinator remembers, so that it never gives out an id that is still refused here.
@@ -40,7 +42,8 @@ class ProgressReporter:
         self._instance = instance
         self._send = send
         self._changes: dict[tuple[str, str], int] = {}
-        self._spans: list[tuple[str, float, float]] = []
+        self._spans: list[tuple[str, float, float, float]] = []
+        self._details: dict[str, VisitDetail] = {}
         self._timer: asyncio.TimerHandle | None = None
         # When the timer goes off, and how long after it was set.
         self._due = self._interval = math.inf
@@ -60,17 +63,28 @@ class ProgressReporter:
         self._schedule()
 
     def finished(
-        self, request_id: str, times_received: int, work: float | None = None, wait: float = 0.0
+        self,
+        request_id: str,
+        times_received: int,
+        work: float | None = None,
+        wait: float = 0.0,
+        *,
+        began: float = 0.0,
+        detail: VisitDetail | None = None,
     ) -> None:
         """The stage is done with all that it received for the request.
 
         Args:
             work: Seconds of work on it; None if the stage had let go of the request before.
             wait: Seconds that it waited in the stage.
+            began: When it came to the stage, in Unix time.
+            detail: What was done with it when, if it is traced.
         """
         self._change(request_id, self._instance, -2 * times_received)
         if work is not None:
-            self._spans.append((request_id, work, wait))
+            self._spans.append((request_id, work, wait, began))
+        if detail is not None:
+            self._details[request_id] = detail
         self._schedule(_FINISHED_INTERVAL_S)
 
     def flush(self) -> None:
@@ -85,9 +99,11 @@ class ProgressReporter:
             from_stage=self._instance,
             changes=[(request_id, stage, total) for (request_id, stage), total in self._changes.items()],
             spans=self._spans,
+            details=dict[str, Any](self._details) or None,
         )
         self._changes = {}
         self._spans = []
+        self._details = {}
         self._send(message)
 
     def _change(self, request_id: str, instance: str, difference: int) -> None:
@@ -162,6 +178,10 @@ class RequestTable:
         clock: Measures the scheduler's work on each request. Without one, all of a request's time is work.
         after_sent: ``after_sent(request_id, report)`` calls ``report`` once all that the request's caller
             gets from this stage has left; by default at once.
+
+    Attributes:
+        active: By request.
+        traces: What is recorded of those that are traced.
     """
 
     def __init__(
@@ -171,10 +191,12 @@ class RequestTable:
         after_sent: Callable[[str, Callable[[], None]], None] = lambda request_id, report: report(),
     ) -> None:
         self.active: dict[str, RequestRecord] = {}
+        self.traces: dict[str, StepTrace] = {}
         self._progress = progress
         self._measures_work = clock is not None
         if clock is not None:
             clock.records = self.active
+            clock.traces = self.traces
         self._after_sent = after_sent
         self._dropped = RecentIds(_REMEMBERED_IDS)
         # Finished requests, each with the streams that were counted for it.
@@ -217,18 +239,34 @@ class RequestTable:
             self._progress.received(request_id, source)
         return record
 
+    def trace(self, request_id: str) -> StepTrace:
+        """Records from now on what the stage does with an active request when."""
+        if (trace := self.traces.get(request_id)) is None:
+            trace = self.traces[request_id] = StepTrace(self.active[request_id].since)
+        return trace
+
     def finish(self, request_id: str) -> None:
         """The request's last result is routed."""
         record = self.active.pop(request_id)
+        trace = self.traces.pop(request_id, None)
         self._finished[request_id] = record.sources
         if len(self._finished) > _REMEMBERED_IDS:
             self._finished.popitem(last=False)
         seconds = time.monotonic() - record.since
         work = min(record.work, seconds) if self._measures_work else seconds
-        report = partial(self._progress.finished, request_id, record.times_received, work, seconds - work)
+        report = partial(
+            self._progress.finished,
+            request_id,
+            record.times_received,
+            work,
+            seconds - work,
+            began=time.time() - seconds,
+            detail=None if trace is None else trace.detail(),
+        )
         self._after_sent(request_id, report)
 
     def drop(self, request_id: str) -> None:
         """The request is aborted, or has failed: what still comes of it is refused."""
         self.active.pop(request_id, None)
+        self.traces.pop(request_id, None)
         self._dropped.add(request_id)

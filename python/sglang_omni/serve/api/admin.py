@@ -195,6 +195,9 @@ def _families(server: AppState) -> Iterable[Metric]:
     )
     yield family("stage_requests", "Requests each stage holds now.", stages, label="stage")
     yield family("stages_down", "Stages that are being restarted.", len(state.get("down_stages") or ()))
+    waiting = load.get("pending", 0) + admission.waiting
+    yield family("num_requests_running", "Requests in the pipeline.", load.get("running", 0))
+    yield family("num_requests_waiting", "Requests that wait to enter the pipeline.", waiting)
     yield family("requests_running", "Requests that have a place.", admission.running)
     yield family("requests_waiting", "Requests that wait for a place.", admission.waiting)
     yield family("realtime_sessions", "Realtime sessions that are open.", server.realtime.count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -23,6 +23,7 @@ from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.origins import cross_origin
 from sglang_omni.serve.api.page import page_routes
+from sglang_omni.serve.api.profile import profile_routes
 from sglang_omni.serve.api.realtime import realtime_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
@@ -30,6 +31,9 @@ from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.tokenize import tokenize_routes
 from sglang_omni.serve.api.transcriptions import transcription_routes
 from sglang_omni.serve.api.websockets import WebSockets
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 
 def create_app(
@@ -44,6 +48,7 @@ def create_app(
     limits: AdmissionLimits | None = None,
     info: Callable[[], dict[str, Any]] = dict,
     access: Access | None = None,
+    tracer: Tracer | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -58,6 +63,7 @@ def create_app(
         limits: How many requests run and wait; by default any number runs.
         info: Returns further fields of ``/get_server_info``.
         access: Keys, host names and web pages' origins; by default no key is asked for.
+        tracer: Makes a span of each request, of its stages and their steps; None: no spans.
     """
     server = AppState(
         client=client,
@@ -68,16 +74,18 @@ def create_app(
         info=info,
         bodies=JsonBodies(JsonLimits(max_json_size)),
         request_timeout=request_timeout,
+        traces_steps=tracer is not None,
     )
     access = access or Access()
     middleware = [
         # First, since a browser asks without a key whether a page may send one.
         *cross_origin(access.allowed_origins),
         Middleware(RequestIds, running=server.running),
+        *_traced(server, tracer),
         Middleware(Count, metrics=server.metrics),
         Middleware(Guard, access=access),
         Middleware(BodyLimit, max_bytes=max_body_size),
-        Middleware(Gate, admission=server.admission),
+        Middleware(Gate, admission=server.admission, metrics=server.metrics),
         Middleware(
             WebSockets, admission=server.admission, metrics=server.metrics, are_open=server.websockets
         ),
@@ -96,8 +104,17 @@ def create_app(
         tokenize_routes,
         realtime_routes,
         admin_routes,
+        profile_routes,
         page_routes,
     ):
         app.include_router(routes(server))
     errors.install(app)
     return app
+
+
+def _traced(server: AppState, tracer: Tracer | None) -> list[Middleware]:
+    if tracer is None:
+        return []
+    from sglang_omni.serve.api.otel import Traced
+
+    return [Middleware(Traced, tracer=tracer, history=server.history, coordinator=server.coordinator)]

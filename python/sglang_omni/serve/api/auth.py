@@ -21,7 +21,7 @@ from sglang_omni.serve.api.errors import error_response
 # Need no key: probes, and the page, which asks for the key that its requests then show.
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 # For administrators: they change the server for all clients, or show its internals.
-ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info"})
+ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info", "/start_profile", "/stop_profile"})
 # Take JSON or no body.
 _JSON_PATHS = ADMIN_PATHS | {"/abort_request"}
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 from sglang_omni.client import Client, RequestError
+
+if TYPE_CHECKING:
+    from sglang_omni.pipeline.coordinator.request_trace import RequestTrace, StageVisit
 
 
 @runtime_checkable
@@ -18,6 +22,18 @@ class AdminCoordinator(Protocol):
     def stage_stats(self) -> dict[str, dict[str, float]]: ...
 
     async def flush_cache(self) -> None: ...
+
+    def trace(self, request_id: str, *, owner: str | None = None) -> RequestTrace | None: ...
+
+    def trace_steps(self, on: bool) -> None: ...
+
+    def watch_visits(self, seen: Callable[[StageVisit], None]) -> None: ...
+
+    async def start_profile(
+        self, run_id: str, trace_path_template: str, activities: list[str] | None = None
+    ) -> None: ...
+
+    async def stop_profile(self, run_id: str | None = None) -> None: ...
 
 
 def admin_coordinator(client: Client) -> AdminCoordinator:
@@ -52,6 +68,23 @@ class _PartialCoordinator:
             raise RequestError("this pipeline has no cache to flush", code="not_supported", status=404)
         await flush()
 
+    def trace(self, request_id: str, *, owner: str | None = None) -> RequestTrace | None:
+        return None
+
+    def trace_steps(self, on: bool) -> None:
+        """It has no steps to tell of."""
+
+    def watch_visits(self, seen: Callable[[StageVisit], None]) -> None:
+        """It has no visits to tell of."""
+
+    async def start_profile(
+        self, run_id: str, trace_path_template: str, activities: list[str] | None = None
+    ) -> None:
+        raise RequestError("this pipeline has no torch profiler", code="not_supported", status=404)
+
+    async def stop_profile(self, run_id: str | None = None) -> None:
+        """Nothing was started."""
+
     def _read(self, method: str) -> dict[str, Any]:
         return dict(getattr(self._coordinator, method, dict)())
 
@@ -63,6 +96,20 @@ class _RemoteCoordinator:
         raise NotImplementedError("load is known only to a client over a coordinator; see /get_load")
 
     stage_load = stage_stats = get_load
+
+    def trace(self, request_id: str, *, owner: str | None = None) -> RequestTrace | None:
+        return None
+
+    def trace_steps(self, on: bool) -> None:
+        """Its own server decides."""
+
+    def watch_visits(self, seen: Callable[[StageVisit], None]) -> None:
+        """Its own server counts them."""
+
+    async def start_profile(self, *args: object) -> NoReturn:
+        raise NotImplementedError("stages are profiled only by a client over a coordinator")
+
+    stop_profile = start_profile
 
     async def flush_cache(self) -> NoReturn:
         raise NotImplementedError("caches are flushed only by a client over a coordinator; see /flush_cache")

@@ -14,6 +14,19 @@ from sglang_omni.proto.stats import STATS_DESCRIPTIONS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "sglang_omni_"
+# Of vLLM and SGLang, so that their dashboards and alerts fit.
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0),
+)
+_INTER_TOKEN = (
+    *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+    *(0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
+)
+_REQUEST = (
+    *(0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
+    *(240.0, 480.0, 960.0),
+)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -49,6 +62,55 @@ class Metrics:
             buckets=_SECONDS,
             registry=None,
         )
+        self.time_to_first_token = Histogram(
+            f"{_PREFIX}time_to_first_token_seconds",
+            "From a streamed request's arrival to its first text.",
+            buckets=_FIRST_TOKEN,
+            registry=None,
+        )
+        self.inter_token_latency = Histogram(
+            f"{_PREFIX}inter_token_latency_seconds",
+            "Between two pieces of a streamed text, divided by the tokens of the later one.",
+            buckets=_INTER_TOKEN,
+            registry=None,
+        )
+        self._request_latency = Histogram(
+            f"{_PREFIX}e2e_request_latency_seconds",
+            "From a request's arrival to the end of its result.",
+            buckets=_REQUEST,
+            registry=None,
+        )
+        self.request_queue_time = Histogram(
+            f"{_PREFIX}request_queue_time_seconds",
+            "Time that a request whose body is complete waited for a place.",
+            buckets=_SECONDS,
+            registry=None,
+        )
+        self._finished_reasons = Counter(
+            f"{_PREFIX}request_success_total",
+            "Results by how they ended; error and abort have none.",
+            ("finished_reason",),
+            registry=None,
+        )
+        self._prompt_tokens = Counter(f"{_PREFIX}prompt_tokens_total", "Tokens of prompts.", registry=None)
+        self._generation_tokens = Counter(
+            f"{_PREFIX}generation_tokens_total", "Tokens that were generated.", registry=None
+        )
+        self._stage_visits = Counter(
+            f"{_PREFIX}stage_visits_total", "Requests that the stage is done with.", ("stage",), registry=None
+        )
+        self._stage_work = Counter(
+            f"{_PREFIX}stage_work_seconds_total",
+            "Work on these requests; a step of several counts in full for each.",
+            ("stage",),
+            registry=None,
+        )
+        self._stage_wait = Counter(
+            f"{_PREFIX}stage_wait_seconds_total",
+            "Time that these requests were there besides: in queues, or until their input came.",
+            ("stage",),
+            registry=None,
+        )
         self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "HTTP requests being answered.", registry=None)
         self._websockets = Counter(
             f"{_PREFIX}websockets_total",
@@ -79,6 +141,20 @@ class Metrics:
     def first_output(self, seconds: float) -> None:
         self._first_output.observe(seconds)
 
+    def generation_done(self, finish_reason: str, seconds: float, usage: UsageInfo | None) -> None:
+        """Count a request that the pipeline is done with, ``seconds`` after its arrival."""
+        self._finished_reasons.labels(finish_reason).inc()
+        self._request_latency.observe(seconds)
+        if usage is not None:
+            self._prompt_tokens.inc(max(0, usage.prompt_tokens or 0))
+            self._generation_tokens.inc(max(0, usage.completion_tokens or 0))
+
+    def stage_visited(self, stage: str, work: float, wait: float) -> None:
+        """Count a request that a stage is done with, and its seconds there."""
+        self._stage_visits.labels(stage).inc()
+        self._stage_work.labels(stage).inc(max(0.0, work))
+        self._stage_wait.labels(stage).inc(max(0.0, wait))
+
     def finished(self, usage: UsageInfo | None) -> None:
         """Count the tokens of a request's result."""
         if usage is None:
@@ -100,14 +176,12 @@ class Metrics:
         counted = [
             _as_documented(family)
             for metric in (
-                self._requests,
-                self._of_tenants,
-                self._tokens,
-                self._seconds,
-                self._first_output,
-                self.in_flight,
-                self._websockets,
-                self.open_websockets,
+                *(self._requests, self._of_tenants, self._tokens, self._seconds, self._first_output),
+                *(self.in_flight, self._websockets, self.open_websockets),
+                *(self.time_to_first_token, self.inter_token_latency, self._request_latency),
+                *(self.request_queue_time, self._finished_reasons),
+                *(self._prompt_tokens, self._generation_tokens),
+                *(self._stage_visits, self._stage_work, self._stage_wait),
             )
             for family in metric.collect()
         ]

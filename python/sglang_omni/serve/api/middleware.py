@@ -13,6 +13,7 @@ from sglang_omni.proto import Unavailable
 from sglang_omni.serve.api.admission import Admission, Place
 from sglang_omni.serve.api.errors import CLIENT_CLOSED_REQUEST, error_response
 from sglang_omni.serve.api.metrics import Metrics
+from sglang_omni.serve.api.request_ids import HttpAnswer
 from sglang_omni.serve.api.websockets import answered_with
 
 # Bytes of a refused body that are read.
@@ -20,7 +21,7 @@ _MOST_DROPPED = 2**30
 # Bytes of each body that do not count towards the limit on all: large ones must not keep small ones out.
 _UNCOUNTED = 65_536
 # Administration has to reach a server that is full.
-_WITHOUT_PLACE = {"/abort_request", "/flush_cache"}
+_WITHOUT_PLACE = {"/abort_request", "/flush_cache", "/start_profile", "/stop_profile"}
 
 
 class BodyLimit:
@@ -68,9 +69,10 @@ class Gate:
     parsed yet.
     """
 
-    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
+    def __init__(self, app: ASGIApp, *, admission: Admission, metrics: Metrics) -> None:
         self.app = app
         self.admission = admission
+        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_PLACE:
@@ -85,7 +87,7 @@ class Gate:
             await _drop_body(receive)
             await error_response(refusal)(scope, receive, send)
             return
-        visit = Visit(self.admission, receive)
+        visit = Visit(self.admission, self.metrics, receive)
         scope.setdefault("state", {})["visit"] = visit
         try:
             await self.app(scope, visit.receive, send)
@@ -96,8 +98,9 @@ class Gate:
 class Visit:
     """One request's way through the gate. Routes find it in ``request.state.visit``."""
 
-    def __init__(self, admission: Admission, receive: Receive) -> None:
+    def __init__(self, admission: Admission, metrics: Metrics, receive: Receive) -> None:
         self._admission = admission
+        self._metrics = metrics
         self._receive = receive
         self._received = self._held = 0
         self._has_entered = False
@@ -113,9 +116,11 @@ class Visit:
         self._held += more
         if not message.get("more_body", False):
             self._has_entered = True
+            began = time.monotonic()
             self._place = await self._admission.enter(self._receive)
             if self._place is None:
                 return {"type": "http.disconnect"}
+            self._metrics.request_queue_time.observe(time.monotonic() - began)
         return message
 
     def widen(self, parts: int) -> None:
@@ -173,8 +178,11 @@ class Count:
             await self.app(scope, receive, watched)
         finally:
             self.metrics.in_flight.dec()
-            tenant = scope.get("state", {}).get("tenant")
-            self.metrics.request_done(_path(scope), status, time.monotonic() - started, tenant)
+            state = scope.get("state", {})
+            path, seconds = _path(scope), time.monotonic() - started
+            self.metrics.request_done(path, status, seconds, state.get("tenant"))
+            if (name := state.get("request_name")) is not None:
+                name.answer = HttpAnswer(scope["method"], path, status, seconds)
 
 
 def _path(scope: Scope) -> str:

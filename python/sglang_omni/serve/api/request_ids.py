@@ -24,6 +24,16 @@ _HEADERS = (HEADER, "x-client-request-id")
 _PREFIXES = ("chatcmpl-", "cmpl-", "audio-")
 
 
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """How a request was answered: its method, the path of its route, its status, and the seconds it took."""
+
+    method: str
+    path: str
+    status: int
+    seconds: float
+
+
 @dataclass(eq=False)
 class RequestName:
     """The names of one HTTP request.
@@ -33,12 +43,16 @@ class RequestName:
         called: The id in its header; without one, ``id``.
         parts: The ids of its requests in the pipeline; empty while there are none.
         owner: The request's owner. Owners do not see each other's ids.
+        arrived: When its head came, by ``time.monotonic``.
+        answer: How it was answered; None before the end of its answer.
     """
 
     id: str
     called: str
     parts: list[str] = field(default_factory=list)
     owner: str | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    answer: HttpAnswer | None = None
 
     def __str__(self) -> str:
         return self.id if self.id == self.called else f"{self.id} ({HEADER}: {self.called})"
@@ -100,6 +114,11 @@ class RunningRequests:
             self._enter(name)
         return name.parts
 
+    def name_of(self, request_id: str, owner: str | None) -> RequestName | None:
+        """The names of the running HTTP request with this id in the pipeline."""
+        names = self._by_name.get((owner, request_id), ())
+        return next((name for name in names if request_id in name.parts), None)
+
     def leave(self, name: RequestName) -> None:
         """Forget a request that has ended, or was never admitted."""
         for each in _names(name):
@@ -117,8 +136,7 @@ class RunningRequests:
                 headers. An unknown id is returned itself: the pipeline may know it.
             owner: The caller, who sees no other owner's requests.
         """
-        bare = next((text.removeprefix(prefix) for prefix in _PREFIXES if text.startswith(prefix)), text)
-        for each in (text, bare):
+        for each in (text, bare_id(text)):
             if names := self._by_name.get((owner, each)):
                 return [part for name in names for part in ([each] if each in name.parts else name.parts)]
         return [text]
@@ -139,6 +157,11 @@ def _running_already(request_id: str) -> RequestError:
         code="duplicate_request_id",
         status=409,
     )
+
+
+def bare_id(text: str) -> str:
+    """An id without the prefix that it has in an answer."""
+    return next((text.removeprefix(prefix) for prefix in _PREFIXES if text.startswith(prefix)), text)
 
 
 def _names(name: RequestName) -> set[str]:

@@ -16,6 +16,7 @@ from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinator
+from sglang_omni.serve.api.history import History
 from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.prompts import Prompts
 from sglang_omni.serve.api.request_ids import RunningRequests
@@ -80,6 +81,8 @@ class AppState:
         started: Unix time.
         coordinator: Asked for load and told to flush caches.
         prompts: The model's tokenizer.
+        history: The latest requests.
+        traces_steps: Whether requests are traced with their steps, also if no profile runs.
     """
 
     client: Client
@@ -95,12 +98,21 @@ class AppState:
     websockets: OpenWebSockets = field(default_factory=OpenWebSockets)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
+    traces_steps: bool = False
     coordinator: AdminCoordinator = field(init=False)
     prompts: Prompts = field(init=False)
+    history: History = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompts = Prompts(self.capabilities.prompt_encoder)
         self.coordinator = admin_coordinator(self.client)
+        self.coordinator.trace_steps(self.traces_steps)
+        self.coordinator.watch_visits(
+            lambda visit: self.metrics.stage_visited(visit.instance, visit.work, visit.wait)
+        )
+        self.history = History(self.metrics, self.running)
+        if isinstance(self.client, Client):
+            self.client.observe(self.history)
 
     @property
     def served_name(self) -> str:

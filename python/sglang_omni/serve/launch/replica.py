@@ -24,6 +24,7 @@ from sglang_omni.serve.api.app import create_app
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
+from sglang_omni.serve.launch.tracing_flags import Tracing
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.supervision.ports import bind
 
@@ -54,6 +55,7 @@ class ReplicaOptions:
         launcher: Starts the pipeline's processes; None: they are children of this process.
         access: The keys that clients must show; None: no keys.
         tls: What connections are encrypted with; None: they are not.
+        tracing: Where spans of requests go; None: none are made.
     """
 
     host: str = "127.0.0.1"
@@ -68,6 +70,7 @@ class ReplicaOptions:
     launcher: Launcher | None = None
     access: Access | None = None
     tls: ssl.SSLContext | None = None
+    tracing: Tracing | None = None
 
 
 async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
@@ -112,6 +115,11 @@ async def _serve(
     config = runner.config
     held = await _held(runner)
     limits = AdmissionLimits.of_pipeline(held, options.limits)
+    spans = None
+    if options.tracing is not None:
+        from sglang_omni.serve.api.otel import SpanExport
+
+        spans = SpanExport(options.tracing.endpoint)
     app = create_app(
         Client(runner.coordinator),
         model_name=next(iter(options.model_names), config.name),
@@ -123,6 +131,7 @@ async def _serve(
         limits=limits,
         info=lambda: _info(runner),
         access=options.access,
+        tracer=None if spans is None else spans.tracer,
     )
     server = WebServer(app, tls=options.tls)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -148,6 +157,8 @@ async def _serve(
         runner.coordinator.fail_all(_REASON)
         server.should_exit = True
         await serving
+        if spans is not None:
+            await asyncio.to_thread(spans.close)
 
 
 async def _held(runner: MultiProcessPipelineRunner) -> dict[str, int]:

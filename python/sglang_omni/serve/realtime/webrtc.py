@@ -94,7 +94,7 @@ class Peer:
         """
         try:
             await self._connection.setRemoteDescription(RTCSessionDescription(offer, "offer"))
-        except Exception as exc:  # noqa: BLE001 - of any kind, for there is no check of an offer but reading it.
+        except Exception as exc:
             raise RequestError(f"sdp: not a WebRTC offer: {exc}", param="sdp", code="invalid_sdp") from exc
         if self._connection.sctp is None:
             raise RequestError(

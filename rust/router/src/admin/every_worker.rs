@@ -146,6 +146,61 @@ pub async fn abort_request(
     reply::json(status, &body)
 }
 
+/// `/start_profile` and `/stop_profile`: asks every worker; the answer has each one's own.
+pub async fn profile(
+    lane: &Rc<Lane>,
+    admin: &Admin,
+    target: &str,
+    request: Request<Incoming>,
+) -> Reply {
+    let (parts, incoming) = request.into_parts();
+    let body = match read_body(admin, incoming).await {
+        Ok(body) => body,
+        Err(refusal) => return refusal.into_reply(),
+    };
+    let question = Question::post(target, body).asked_by(&parts.headers);
+    let answers = ask(&lane.pool, all_workers(lane), &question).await;
+    if answers.is_empty() {
+        return no_worker(lane, &LastFailure::default(), true);
+    }
+    let is_done = |answer: &&Answer| answer.ok().is_some();
+    let status = match (answers.iter().filter(is_done).count(), answers.first()) {
+        (count, _) if count == answers.len() => StatusCode::OK,
+        (0, Some(first)) => match first.status() {
+            Some(status) if answers.iter().all(|answer| answer.status() == Some(status)) => status,
+            _ => StatusCode::BAD_GATEWAY,
+        },
+        _ => StatusCode::PARTIAL_CONTENT,
+    };
+    let told: Vec<Value> = answers.iter().map(|answer| answer.describe(true)).collect();
+    let mut body = json!({"workers": told});
+    if !status.is_success() {
+        body["error"] = error_of_all(status, &answers, true);
+    }
+    reply::json(status, &body)
+}
+
+/// `/traces/ID`: the trace of a request, from the worker that has it.
+pub async fn trace(lane: &Rc<Lane>, target: &str, headers: &HeaderMap, sees_urls: bool) -> Reply {
+    let question = Question::get(target).asked_by(headers);
+    let answers = ask(&lane.pool, all_workers(lane), &question).await;
+    if answers.is_empty() {
+        return no_worker(lane, &LastFailure::default(), sees_urls);
+    }
+    if let Some(body) = answers.iter().find_map(Answer::ok) {
+        let text = String::from_utf8_lossy(body).into_owned();
+        return reply::text(StatusCode::OK, "application/json", text);
+    }
+    let status = match answers.first().and_then(Answer::status) {
+        Some(status) if answers.iter().all(|answer| answer.status() == Some(status)) => status,
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    reply::json(
+        status,
+        &json!({"error": error_of_all(status, &answers, sees_urls)}),
+    )
+}
+
 /// OpenAI's error if no worker succeeded: the first worker's own if all refuse alike, otherwise each worker's failure.
 fn error_of_all(status: StatusCode, answers: &[Answer], sees_urls: bool) -> Value {
     let own = answers.first().filter(|_| status.is_client_error());

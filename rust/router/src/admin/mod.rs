@@ -4,6 +4,7 @@ mod every_worker;
 pub mod metrics;
 mod models;
 pub mod scrape;
+pub mod worker_metrics;
 mod workers;
 
 use std::rc::Rc;
@@ -20,6 +21,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::base::headers::ROUTERS;
+use crate::base::percent;
 use crate::base::prometheus;
 use crate::base::stopping::Stopping;
 use crate::fleet::loop_detection;
@@ -61,11 +63,16 @@ pub async fn answer(
         "/health" if is_read => Ok(health(lane, admin)),
         "/readiness" if is_read => Ok(readiness(lane, admin)),
         "/liveness" if is_read => Ok(reply::text(StatusCode::OK, "text/plain", "OK".to_owned())),
-        "/metrics" if is_read => Ok(reply::text(
-            StatusCode::OK,
-            prometheus::CONTENT_TYPE,
-            metrics::render(&lane.proxy, sees_urls),
-        )),
+        "/metrics" if is_read => {
+            let own = metrics::render(&lane.proxy, sees_urls);
+            let fleet = &lane.proxy.fleet;
+            let theirs = worker_metrics::gather(&lane.pool, fleet, headers, sees_urls).await;
+            Ok(reply::text(
+                StatusCode::OK,
+                prometheus::CONTENT_TYPE,
+                own + &theirs,
+            ))
+        }
         "/v1/models" if is_read => Ok(models::list(lane, headers, sees_urls).await),
         "/get_loads" if is_read => Ok(every_worker::loads(lane, headers, sees_urls).await),
         "/get_server_info" | "/server_info" if is_read => {
@@ -73,6 +80,11 @@ pub async fn answer(
         }
         "/flush_cache" if is_post => Ok(every_worker::flush_cache(lane, target, headers).await),
         "/flush_cache" => Ok(not_allowed("POST")),
+        "/start_profile" | "/stop_profile" if is_post => {
+            let target = target.to_owned();
+            Ok(every_worker::profile(lane, admin, &target, request).await)
+        }
+        "/start_profile" | "/stop_profile" => Ok(not_allowed("POST")),
         "/abort_request" if is_post => {
             let target = target.to_owned();
             Ok(every_worker::abort_request(lane, admin, &target, request, sees_urls).await)
@@ -82,8 +94,11 @@ pub async fn answer(
         }
         path if path.starts_with("/workers/") => Ok(workers::answer(lane, admin, request).await),
         path if is_read && path.starts_with("/v1/models/") => {
-            let id = percent_decode(&path["/v1/models/".len()..]);
+            let id = percent::decode(&path["/v1/models/".len()..]);
             Ok(models::one(lane, headers, &id, sees_urls).await)
+        }
+        path if is_read && path.starts_with("/traces/") => {
+            Ok(every_worker::trace(lane, target, headers, sees_urls).await)
         }
         _ => Err(request),
     }
@@ -161,35 +176,5 @@ async fn read_body(admin: &Admin, incoming: Incoming) -> Result<Bytes, Refusal> 
             let message = "the rest of the request body did not arrive in time";
             Err(Refusal::new(Reason::RequestTimeout, message))
         }
-    }
-}
-
-fn percent_decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, after)) = rest.split_first() {
-        let decoded = (first == b'%')
-            .then(|| after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok()))
-            .flatten()
-            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        bytes.push(decoded.unwrap_or(first));
-        rest = if decoded.is_some() {
-            &after[2..]
-        } else {
-            after
-        };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::percent_decode;
-
-    #[test]
-    fn decodes_urls() {
-        assert_eq!(percent_decode("http%3A%2F%2Fa%3a1"), "http://a:1");
-        assert_eq!(percent_decode("100%"), "100%");
-        assert_eq!(percent_decode("%zz%2"), "%zz%2");
     }
 }

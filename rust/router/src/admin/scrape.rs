@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -16,15 +16,22 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
-use crate::admin::metrics;
+use crate::admin::{metrics, worker_metrics};
 use crate::base::prometheus;
 use crate::proxy::lane::Proxy;
+use crate::upstream::pool::Pool;
 
 /// A scrape takes milliseconds; a client that takes longer than this does not scrape.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Serves until the runtime ends. `sees_urls`: whether workers are named by their URLs.
-pub async fn serve(proxy: Arc<Proxy>, sees_urls: bool, listener: io::Result<StdListener>) {
+/// Serves until the runtime ends. `sees_urls`: whether workers are named by their URLs. `key`: the one that is shown to
+/// the fleet's workers, whose metrics are served too.
+pub async fn serve(
+    proxy: Arc<Proxy>,
+    sees_urls: bool,
+    key: Option<HeaderValue>,
+    listener: io::Result<StdListener>,
+) {
     let listener = listener.and_then(TcpListener::from_std);
     let listener = listener.expect("the listener is a non-blocking TCP socket");
     loop {
@@ -36,10 +43,10 @@ pub async fn serve(proxy: Arc<Proxy>, sees_urls: bool, listener: io::Result<StdL
         if stream.set_nodelay(true).is_err() {
             continue; // Already closed by the client.
         }
-        let proxy = proxy.clone();
+        let (proxy, key) = (proxy.clone(), key.clone());
         let answer = service_fn(move |request| {
-            let reply = answer(&proxy, sees_urls, &request);
-            async { Ok::<_, Infallible>(reply) }
+            let (proxy, key) = (proxy.clone(), key.clone());
+            async move { Ok::<_, Infallible>(answer(&proxy, sees_urls, key, &request).await) }
         });
         let connection = http1::Builder::new()
             .keep_alive(false)
@@ -49,10 +56,18 @@ pub async fn serve(proxy: Arc<Proxy>, sees_urls: bool, listener: io::Result<StdL
     }
 }
 
-fn answer(proxy: &Proxy, sees_urls: bool, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(
+    proxy: &Proxy,
+    sees_urls: bool,
+    key: Option<HeaderValue>,
+    request: &Request<Incoming>,
+) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     if request.uri().path() == "/metrics" {
-        *response.body_mut() = metrics::render(proxy, sees_urls).into();
+        let headers = HeaderMap::from_iter(key.map(|key| (AUTHORIZATION, key)));
+        let pool = Pool::new(proxy.trust.clone());
+        let theirs = worker_metrics::gather(&pool, &proxy.fleet, &headers, sees_urls).await;
+        *response.body_mut() = (metrics::render(proxy, sees_urls) + &theirs).into();
         let content_type = HeaderValue::from_static(prometheus::CONTENT_TYPE);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
     } else {

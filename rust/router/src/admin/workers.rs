@@ -10,9 +10,10 @@ use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::{Admin, not_allowed, percent_decode, read_body};
+use super::{Admin, not_allowed, read_body};
 use crate::base::config_error::ConfigError;
 use crate::base::keys::bearer;
+use crate::base::percent;
 use crate::fleet::health_flags::Health;
 use crate::fleet::worker::{Authorization, Worker};
 use crate::proxy::lane::Lane;
@@ -132,7 +133,7 @@ impl Parameters {
 
     /// Reads the part after `/workers/`: a worker's id or URL.
     fn of_path(rest: &str) -> Parameters {
-        let rest = percent_decode(rest);
+        let rest = percent::decode(rest);
         let body = match rest.parse::<u32>() {
             Ok(id) => json!({"id": id}),
             Err(_) => json!({"url": rest}),
@@ -146,7 +147,7 @@ impl Parameters {
     fn get(&self, name: &str) -> Option<Value> {
         let in_query = self.query.split('&').find_map(|pair| {
             let value = pair.strip_prefix(name)?.strip_prefix('=')?;
-            Some(json!(percent_decode(value)))
+            Some(json!(percent::decode(value)))
         });
         in_query.or_else(|| self.body.get(name).cloned())
     }

@@ -159,6 +159,9 @@ pub struct Config {
     pub log_format: LogFormat,
     /// Every request is logged when it ends.
     pub access_log: bool,
+    /// The URL of an OpenTelemetry collector that gets a span of each request, as OTLP over HTTP; or
+    /// `OTEL_EXPORTER_OTLP_ENDPOINT` names it.
+    pub otlp_traces_endpoint: Option<String>,
 }
 
 impl Default for Config {
@@ -215,6 +218,7 @@ impl Default for Config {
             log_level: Level::Info,
             log_format: LogFormat::Text,
             access_log: false,
+            otlp_traces_endpoint: None,
         }
     }
 }

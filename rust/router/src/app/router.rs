@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sglang_omni_policy::Policy;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tracing::dispatcher::set_default;
 
 use crate::app::config::Config;
@@ -19,6 +19,7 @@ use crate::base::config_error::ConfigError;
 use crate::base::log::Log;
 use crate::base::metrics::Metrics;
 use crate::base::stopping::{Stopping, drain};
+use crate::base::tracing_context::Tracer;
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::Models;
 use crate::fleet::worker::{Change, Fleet};
@@ -26,6 +27,7 @@ use crate::front::connection::{self, Front};
 use crate::front::listen;
 use crate::proxy::in_flight::InFlight;
 use crate::proxy::lane::{Lane, Proxy};
+use crate::upstream::span_export;
 
 #[derive(Debug)]
 pub enum StartError {
@@ -121,6 +123,8 @@ impl Router {
         }));
         let discovery = Discovery::start(fleet.clone(), checked.sources, reloaded.clone())?;
         let probes = settings::probes(&config, &checked.gate.keys);
+        let (spans, ended_spans) = mpsc::channel(span_export::QUEUE);
+        let (collector, sampler) = checked.tracing.unzip();
         let proxy = Arc::new(Proxy {
             settings: settings::proxy(&config),
             models: Arc::new(Models::new(fleet.clone(), probes.key.clone())),
@@ -133,6 +137,7 @@ impl Router {
                 config.queue_timeout,
             ),
             metrics: Arc::new(Metrics::new(lanes)),
+            tracer: sampler.map(|sampler| Tracer { sampler, spans }),
             log_losses: log.losses.clone(),
         });
         let front = Arc::new(Front {
@@ -184,6 +189,16 @@ impl Router {
                 let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
             });
         })?;
+        if let Some(collector) = collector {
+            // In a thread of its own, which ends after the others: the last requests' spans come with their end.
+            let (proxy, running) = (router.proxy.clone(), router.running.clone());
+            let stopping = router.front.stopping.clone();
+            router.spawn("router-spans".to_owned(), move |runtime| {
+                let is_over =
+                    || *stopping.borrow() > Stopping::No && *running.count.lock().unwrap() <= 1;
+                runtime.block_on(collector.export(&proxy.trust, ended_spans, is_over));
+            })?;
+        }
         Ok(router)
     }
 

@@ -1,5 +1,7 @@
 //! Makes each layer's settings from a configuration.
 
+use std::env;
+
 use tokio::sync::watch;
 
 use crate::admin::Admin;
@@ -9,6 +11,7 @@ use crate::base::config_error::ConfigError;
 use crate::base::keys::{keys, one_key};
 use crate::base::request_id;
 use crate::base::stopping::Stopping;
+use crate::base::tracing_context::Sampler;
 use crate::fleet::breaker::Breaker;
 use crate::fleet::discovery::{self, Sources};
 use crate::fleet::health::Probes;
@@ -18,6 +21,7 @@ use crate::front::cors::Cors;
 use crate::front::gate::{self, Gate};
 use crate::front::tls::Tls;
 use crate::proxy::lane::ProxySettings;
+use crate::upstream::span_export::Collector;
 use crate::upstream::trust::Trust;
 use crate::upstream::worker_url::WorkerUrl;
 
@@ -28,6 +32,8 @@ pub struct Checked {
     pub gate: Gate,
     pub tls: Option<Tls>,
     pub trust: Trust,
+    /// Where spans go, and of which requests, if any are made.
+    pub tracing: Option<(Collector, Sampler)>,
 }
 
 pub fn read(config: &Config) -> Result<Checked, ConfigError> {
@@ -42,7 +48,44 @@ pub fn read(config: &Config) -> Result<Checked, ConfigError> {
         gate: gate(config)?,
         tls: Tls::read(config.tls_cert_path.clone(), config.tls_key_path.clone())?,
         trust: Trust::read(config.worker_ca_file.clone())?,
+        tracing: tracing(config, |name| {
+            env::var(name).ok().filter(|value| !value.is_empty())
+        })?,
     })
+}
+
+/// The collector of `otlp_traces_endpoint` or of OpenTelemetry's environment variables, which `env` reads.
+fn tracing(
+    config: &Config,
+    env: impl Fn(&str) -> Option<String>,
+) -> Result<Option<(Collector, Sampler)>, ConfigError> {
+    let of_all = || {
+        Some(
+            env("OTEL_EXPORTER_OTLP_ENDPOINT")?
+                .trim_end_matches('/')
+                .to_owned()
+                + "/v1/traces",
+        )
+    };
+    let given = config.otlp_traces_endpoint.clone();
+    let url = given
+        .or_else(|| env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
+        .or_else(of_all);
+    let is_off = env("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"))
+        || env("OTEL_TRACES_EXPORTER").is_some_and(|value| value == "none");
+    let Some(url) = url.filter(|_| !is_off) else {
+        return Ok(None);
+    };
+    let headers =
+        env("OTEL_EXPORTER_OTLP_TRACES_HEADERS").or_else(|| env("OTEL_EXPORTER_OTLP_HEADERS"));
+    // The server beside it takes the environment's name, so that the two can be told apart.
+    let service =
+        env("OTEL_SERVICE_NAME").map_or("sglang-omni-router".to_owned(), |name| name + "-router");
+    let (name, argument) = (env("OTEL_TRACES_SAMPLER"), env("OTEL_TRACES_SAMPLER_ARG"));
+    Ok(Some((
+        Collector::new(&url, &headers.unwrap_or_default(), service)?,
+        Sampler::read(name.as_deref(), argument.as_deref())?,
+    )))
 }
 
 fn gate(config: &Config) -> Result<Gate, ConfigError> {

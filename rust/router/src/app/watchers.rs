@@ -42,6 +42,7 @@ impl Watchers {
     pub fn start(self, failed: impl FnOnce() + 'static) {
         let (proxy, reload) = (&self.proxy, self.reload);
         let (breaker, every) = (self.breaker, self.eviction_interval);
+        let key = self.probes.key.clone();
         let checks = HealthChecks {
             fleet: proxy.fleet.clone(),
             trust: proxy.trust.clone(),
@@ -73,9 +74,9 @@ impl Watchers {
         });
         let sees_urls = self.scrapers_see_urls;
         for listener in self.scraped {
-            let shown = proxy.clone();
+            let (shown, key) = (proxy.clone(), key.clone());
             keep(proxy, "metrics port", move |_| {
-                scrape::serve(shown.clone(), sees_urls, listener.try_clone())
+                scrape::serve(shown.clone(), sees_urls, key.clone(), listener.try_clone())
             });
         }
         run_or("discovery", self.discovery.watch(), failed);

@@ -2,6 +2,7 @@
 //!
 //! - A request's kind ([`route`]), id ([`request_id`]) and end ([`end`]), and this project's own [`headers`].
 //! - A connection ([`stream`]), and the state of the [`client`] at its other end.
+//! - The place of a request in a distributed trace ([`tracing_context`]), and [`percent`]-encoded text.
 //! - The counters ([`metrics`], [`histogram`]), their text format ([`prometheus`]), and the [`log`].
 //! - The [`clock`]; tasks that are restarted if they panic ([`supervise`]); how far the router is [`stopping`];
 //!   [`memory`] that is returned to the system.
@@ -19,6 +20,7 @@ pub mod keys;
 pub mod log;
 pub mod memory;
 pub mod metrics;
+pub mod percent;
 pub mod prometheus;
 pub mod protocol_key;
 pub mod request_id;
@@ -26,3 +28,4 @@ pub mod route;
 pub mod stopping;
 pub mod stream;
 pub mod supervise;
+pub mod tracing_context;

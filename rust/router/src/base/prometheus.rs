@@ -4,6 +4,9 @@ use std::fmt::{Display, Write};
 
 use crate::base::histogram::{BOUNDS_US, Snapshot};
 
+/// Begins the names of the router's own metrics.
+pub const OWN_PREFIX: &str = "sglang_omni_router_";
+
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The lines before a metric's series.

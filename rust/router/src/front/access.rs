@@ -27,6 +27,8 @@ pub fn is_administrative(path: &str) -> bool {
             | "/add_worker"
             | "/remove_worker"
             | "/flush_cache"
+            | "/start_profile"
+            | "/stop_profile"
             | "/get_server_info"
             | "/server_info"
     ) || path.starts_with("/workers/")

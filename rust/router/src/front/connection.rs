@@ -293,6 +293,9 @@ async fn route(
         reply.headers_mut().insert(ALLOW, METHODS);
         return reply;
     }
+    if let Some(tracer) = &lane.proxy.tracer {
+        record.is_traced(tracer, &mut request);
+    }
     if let Err(refusal) = lane.proxy.in_flight.has_room() {
         return refusal.reply(request);
     }

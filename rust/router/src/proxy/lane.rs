@@ -12,6 +12,7 @@ use tracing_appender::non_blocking::ErrorCounter;
 
 use crate::base::clock::{self, LaneClock};
 use crate::base::metrics::{LaneMetrics, Metrics};
+use crate::base::tracing_context::Tracer;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::hung::Patience;
 use crate::fleet::models::Models;
@@ -54,6 +55,8 @@ pub struct Proxy {
     pub trust: Arc<Trust>,
     pub in_flight: InFlight,
     pub metrics: Arc<Metrics>,
+    /// None unless spans are sent to a collector.
+    pub tracer: Option<Tracer>,
     /// Counts log lines that were dropped.
     pub log_losses: ErrorCounter,
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use hyper::body::{Body, Incoming};
 use hyper::{Method, Request, StatusCode, Uri, Version};
@@ -15,6 +15,7 @@ use crate::base::headers::REQUEST_ID;
 use crate::base::metrics::LaneMetrics;
 use crate::base::request_id::RequestId;
 use crate::base::route::Route;
+use crate::base::tracing_context::{Context, Span, Tracer};
 use crate::fleet::worker::Worker;
 use crate::proxy::body::Payload;
 use crate::proxy::in_flight::Permit;
@@ -57,6 +58,8 @@ pub struct RequestRecord {
     why: Option<Box<str>>,
     ttfb: Option<Duration>,
     took: Option<Duration>,
+    /// Its place in a trace, and its method and path, if it is traced.
+    trace: Option<Box<(Context, Method, String)>>,
     end: End,
     is_handed_on: bool,
 }
@@ -91,8 +94,17 @@ impl RequestRecord {
             why: None,
             ttfb: None,
             took: None,
+            trace: None,
             end: End::ClientLeft,
             is_handed_on: false,
+        }
+    }
+
+    /// Puts the request into its trace, if it has one that is recorded.
+    pub fn is_traced(&mut self, tracer: &Tracer, request: &mut Request<Incoming>) {
+        if let Some(context) = tracer.enter(request.headers_mut()) {
+            let path = request.uri().path().to_owned();
+            self.trace = Some(Box::new((*context, request.method().clone(), path)));
         }
     }
 
@@ -154,6 +166,7 @@ impl RequestRecord {
             target: self.target.take(),
             in_flight: self.in_flight.take(),
             worker: self.worker.take(),
+            trace: self.trace.take(),
             why: None,
             status: status.as_u16(),
             is_handed_on: false,
@@ -171,6 +184,10 @@ impl RequestRecord {
         if let (Some(worker), Some(ttfb)) = (&self.worker, ttfb) {
             worker.ttfb.observe(ttfb);
         }
+        if let (Some(trace), Some(tracer)) = (&self.trace, &self.lane.proxy.tracer) {
+            // A full queue loses the span, and not the request's time.
+            let _ = tracer.spans.try_send(self.span(trace, ttfb, took));
+        }
         if let Some((method, uri)) = &self.target {
             self.log(method, uri, ttfb, took);
         }
@@ -183,6 +200,28 @@ impl RequestRecord {
             ));
         } else if let Some(why) = self.why.as_deref().filter(|_| self.status >= 500) {
             self.log_failure(why);
+        }
+    }
+
+    fn span(
+        &self,
+        (context, method, path): &(Context, Method, String),
+        first_byte: Option<Duration>,
+        took: Duration,
+    ) -> Span {
+        Span {
+            context: context.clone(),
+            began: SystemTime::now() - self.began.elapsed(),
+            took,
+            first_byte,
+            method: method.to_string(),
+            path: path.clone(),
+            route: self.route.name(),
+            request_id: String::from_utf8_lossy(self.id.value.as_bytes()).into_owned(),
+            worker: self.worker.as_ref().map(|worker| worker.url.clone()),
+            attempts: self.attempts,
+            status: self.status,
+            end: self.end.name(),
         }
     }
 

@@ -1,0 +1,163 @@
+//! The workers' own metrics, each series labelled with its worker, for `/metrics` of the router.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hyper::header::HeaderMap;
+
+use crate::base::prometheus::{OWN_PREFIX, escaped};
+use crate::fleet::fan_out::{Question, ask};
+use crate::fleet::health_flags::Demotion;
+use crate::fleet::worker::{Fleet, Worker};
+use crate::upstream::pool::Pool;
+
+/// Asks every worker that can be reached for its metrics. A worker without any, or that is late, has no series.
+/// `headers`: those of the scraper's request.
+pub async fn gather(
+    pool: &Rc<Pool>,
+    fleet: &Fleet,
+    headers: &HeaderMap,
+    sees_urls: bool,
+) -> String {
+    let asked = |worker: &&Arc<Worker>| {
+        !worker.flags.is(Demotion::Down) && !worker.flags.is(Demotion::Loop)
+    };
+    let workers: Vec<_> = fleet.read().iter().filter(asked).cloned().collect();
+    if workers.is_empty() {
+        return String::new();
+    }
+    let question = Question::get("/metrics").asked_by(headers);
+    let mut families = Families::default();
+    for answer in ask(pool, workers, &question).await {
+        if let Some(text) = answer.ok().and_then(|body| std::str::from_utf8(body).ok()) {
+            families.add(&answer.worker.name(sees_urls), text);
+        }
+    }
+    families.text()
+}
+
+/// Families of several pages, each with the series of all pages together, as the format demands.
+#[derive(Default)]
+struct Families {
+    /// In the order in which they were first seen.
+    listed: Vec<Family>,
+    places: HashMap<String, usize>,
+}
+
+#[derive(Default)]
+struct Family {
+    /// The lines of `HELP` and `TYPE`.
+    head: String,
+    samples: String,
+}
+
+impl Families {
+    /// Adds a worker's page. Metrics of a worker that is a router itself stay there.
+    fn add(&mut self, worker: &str, page: &str) {
+        let label = format!("worker=\"{}\"", escaped(worker));
+        let mut current = None;
+        for line in page.lines().filter(|line| !line.trim().is_empty()) {
+            if let Some(comment) = line.strip_prefix("# ") {
+                let mut words = comment.split(' ');
+                if !matches!(words.next(), Some("HELP" | "TYPE")) {
+                    continue;
+                }
+                let name = words.next().unwrap_or_default();
+                current = self.place(name);
+                let family = current.map(|place| &mut self.listed[place]);
+                // Of the first worker alone.
+                if let Some(family) = family.filter(|family| family.samples.is_empty()) {
+                    let _ = writeln!(family.head, "{line}");
+                }
+                continue;
+            }
+            let end = line.find(['{', ' ']).unwrap_or(line.len());
+            let (name, rest) = line.split_at(end);
+            if name.starts_with('#') || name.starts_with(OWN_PREFIX) {
+                continue;
+            }
+            let Some(place) = current.or_else(|| self.place(name)) else {
+                continue;
+            };
+            let samples = &mut self.listed[place].samples;
+            let _ = match rest.strip_prefix('{') {
+                Some(labels) if labels.starts_with('}') => {
+                    writeln!(samples, "{name}{{{label}{labels}")
+                }
+                Some(labels) => writeln!(samples, "{name}{{{label},{}", exported(labels)),
+                None => writeln!(samples, "{name}{{{label}}}{rest}"),
+            };
+        }
+    }
+
+    fn place(&mut self, name: &str) -> Option<usize> {
+        if name.starts_with(OWN_PREFIX) {
+            return None;
+        }
+        if let Some(&place) = self.places.get(name) {
+            return Some(place);
+        }
+        self.listed.push(Family::default());
+        self.places.insert(name.to_owned(), self.listed.len() - 1);
+        Some(self.listed.len() - 1)
+    }
+
+    fn text(self) -> String {
+        let with_samples = self
+            .listed
+            .iter()
+            .filter(|family| !family.samples.is_empty());
+        with_samples
+            .map(|family| [&*family.head, &*family.samples].concat())
+            .collect()
+    }
+}
+
+/// The labels with one called `worker` renamed, as Prometheus itself does.
+fn exported(labels: &str) -> String {
+    if let Some(rest) = labels.strip_prefix("worker=\"") {
+        return format!("exported_worker=\"{rest}");
+    }
+    labels.replacen("\",worker=\"", "\",exported_worker=\"", 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = "# HELP up Whether.\n# TYPE up gauge\nup 1\n# HELP sglang_omni_router_x Its own.\n\
+                        # TYPE sglang_omni_router_x counter\nsglang_omni_router_x 3\n# HELP t T.\n# TYPE t histogram\n\
+                        t_bucket{path=\"/a\",le=\"1\"} 2\nt_sum{path=\"/a\"} 0.5\nt_count{path=\"/a\"} 2\n";
+
+    #[test]
+    fn series_of_all_workers_stand_together_under_one_head() {
+        let mut families = Families::default();
+        families.add("0", PAGE);
+        families.add("b\"1", PAGE);
+        let text = families.text();
+        assert!(
+            text.starts_with(
+                "# HELP up Whether.\n# TYPE up gauge\nup{worker=\"0\"} 1\nup{worker=\"b\\\"1\"} 1\n# HELP t T.\n"
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("t_bucket{worker=\"0\",path=\"/a\",le=\"1\"} 2\n"),
+            "{text}"
+        );
+        assert!(!text.contains("router_x"), "{text}");
+        assert_eq!(text.matches("# TYPE t histogram").count(), 1);
+    }
+
+    #[test]
+    fn a_label_of_the_same_name_is_renamed() {
+        let mut families = Families::default();
+        families.add("0", "a{worker=\"x\"} 1\nb{c=\"d\",worker=\"x\"} 2\ne{} 3\n");
+        assert_eq!(
+            families.text(),
+            "a{worker=\"0\",exported_worker=\"x\"} 1\nb{worker=\"0\",c=\"d\",exported_worker=\"x\"} 2\ne{worker=\"0\"} 3\n"
+        );
+    }
+}
