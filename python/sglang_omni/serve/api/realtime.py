@@ -11,6 +11,7 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.api.websockets import GOING_AWAY, POLICY_VIOLATION, chosen_subprotocol
+from sglang_omni.serve.realtime.config import default_config
 from sglang_omni.serve.realtime.outbox import Outbox
 from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session
 
@@ -30,6 +31,8 @@ def realtime_routes(server: AppState) -> APIRouter:
         )
         model = server.check_model(query.get("model"))
         with server.realtime.entered():
+            # The first one loads the detector of turns.
+            await asyncio.to_thread(default_config, server, model, kind)
             session = Session(server, model=model, kind=kind, owner=owner_of(websocket))
             await websocket.accept(chosen_subprotocol(websocket.scope, "realtime"))
             try:

@@ -8,10 +8,11 @@ from pydantic import Field
 
 from sglang_omni.client import RequestError
 from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.realtime.detectors import create_detector
 from sglang_omni.serve.realtime.events import validated
 from sglang_omni.serve.realtime.fields import RealtimeModel
 from sglang_omni.serve.realtime.sound import AudioFormat, Pcm
-from sglang_omni.serve.realtime.turns import ServerVad, TurnDetection, create_detector
+from sglang_omni.serve.realtime.turns import ServerVad, TurnDetection
 
 Modality = Literal["text", "audio"]
 Text = Annotated[str, Field(max_length=1_000_000)]

@@ -80,9 +80,9 @@ class Conversation:
     def delete(self, item_id: str) -> None:
         del self._items[self._index(item_id, "item_id")]
 
-    def forget_sound(self) -> None:
-        """Forget the oldest sound that no prompt needs, if there is more than may be kept."""
-        excess = sum(_seconds(item) for item in self._items) - MAX_AUDIO_S
+    def forget_sound(self, more: float = 0.0) -> None:
+        """Forget the oldest sound that no prompt needs, if with ``more`` seconds there is too much."""
+        excess = sum(_seconds(item) for item in self._items) + more - MAX_AUDIO_S
         for part in (part for item in self._items for part in item.content):
             if excess <= 0:
                 return
@@ -93,7 +93,7 @@ class Conversation:
     def _check_sound(self, item: Item) -> None:
         if not (more := _seconds(item)):
             return
-        self.forget_sound()
+        self.forget_sound(more)
         kept = sum(_seconds(other) for other in self._items)
         if kept + more > MAX_AUDIO_S:
             raise RequestError(

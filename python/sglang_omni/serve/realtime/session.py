@@ -14,6 +14,7 @@ from sglang_omni.serve.realtime.asking import read_asked
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.config import default_config, updated
 from sglang_omni.serve.realtime.conversation import Conversation
+from sglang_omni.serve.realtime.detectors import create_detector
 from sglang_omni.serve.realtime.events import (
     ClientEvent,
     InputAudioAppend,
@@ -39,7 +40,7 @@ from sglang_omni.serve.realtime.listener import Listener
 from sglang_omni.serve.realtime.outbox import Outbox
 from sglang_omni.serve.realtime.response import Asked, Caller, Response
 from sglang_omni.serve.realtime.sound import RATE, Decoder, Samples
-from sglang_omni.serve.realtime.turns import SpeechStarted, SpeechStopped, TurnDetector, create_detector
+from sglang_omni.serve.realtime.turns import SpeechStarted, SpeechStopped, TurnDetector
 
 MAX_SECONDS_OF_SESSION = 3600
 # Responses beside the one that the conversation is written by.
@@ -171,7 +172,9 @@ class Session:
         self.outbox.close()
 
     async def _update(self, event: SessionUpdate) -> None:
-        new = updated(self.config, event.session, self._server)
+        # The first use of a detector loads it.
+        loop = asyncio.get_running_loop()
+        new = await loop.run_in_executor(_detecting, updated, self.config, event.session, self._server)
         if new.type != self.config.type and len(self.conversation):
             raise RequestError(
                 "session.type: cannot change once the conversation has begun",
