@@ -25,6 +25,7 @@ from sglang_omni.serve.api.origins import cross_origin
 from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.profile import profile_routes
 from sglang_omni.serve.api.realtime import realtime_routes
+from sglang_omni.serve.api.realtime_calls import realtime_call_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
@@ -103,6 +104,7 @@ def create_app(
         generate_routes,
         tokenize_routes,
         realtime_routes,
+        realtime_call_routes,
         admin_routes,
         profile_routes,
         page_routes,

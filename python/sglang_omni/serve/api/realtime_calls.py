@@ -83,7 +83,7 @@ def realtime_call_routes(server: AppState) -> APIRouter:
         server.realtime.check_room()
         playback = Playback(lambda kind, **told: session.outbox.put(kind, **told))
         session = Session(server, model=server.check_model(model), owner=owner, listener=playback)
-        session.configure(fields)
+        await session.configure(fields)
         peer = make_peer(playback)
         try:
             answer = await peer.answer(offer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -27,6 +28,9 @@ from sglang_omni.client import RequestError
 from sglang_omni.serve.realtime.playback import FRAME, FRAME_MS, Playback
 from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session
 from sglang_omni.serve.realtime.sound import RATE, Samples
+
+# It tells of every pair of addresses that it tries.
+logging.getLogger("aioice").setLevel(logging.WARNING)
 
 CHANNEL = "oai-events"
 # A client that has not connected by then does not.
@@ -191,6 +195,8 @@ class Call:
         self._peer = peer
         self._session = session
         self._is_refused = False
+        # Events and sound come side by side; a session takes one after the other.
+        self._turn = asyncio.Lock()
 
     async def run(self) -> None:
         """Converses until the client leaves, the session is over, or ``hang_up`` is called."""
@@ -221,7 +227,8 @@ class Call:
 
     async def _receive(self) -> None:
         while (event := await self._peer.receive()) is not None:
-            await self._session.receive(event)
+            async with self._turn:
+                await self._session.receive(event)
 
     async def _send(self) -> None:
         while (event := await self._session.outbox.get()) is not None:
@@ -230,7 +237,8 @@ class Call:
     async def _hear(self, samples: Samples) -> None:
         # A microphone goes on when the buffer is full: the client is told once.
         try:
-            await self._session.hear(samples)
+            async with self._turn:
+                await self._session.hear(samples)
             self._is_refused = False
         except RequestError as exc:
             if not self._is_refused:
