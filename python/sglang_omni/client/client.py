@@ -114,6 +114,7 @@ class Client:
                     modality=chunk.modality,
                     audio_b64=pieces.add(data, last=is_last) or None,
                     sample_rate=encoder.sample_rate or None,
+                    audio_seconds=0.0 if samples is None else len(samples) / deltas.sample_rate,
                     finish_reason=chunk.finish_reason,
                     usage=chunk.usage,
                     stage_name=chunk.stage_name,

@@ -348,6 +348,7 @@ class CompletionStreamChunk:
     Attributes:
         audio_b64: The next piece of one file in the requested format, as base64.
         sample_rate: Of that file, in Hz.
+        audio_seconds: Length of the chunk's new sound, whatever of it is in ``audio_b64`` yet.
         token_ids: Of the text, if the pipeline tells them; all in the last chunk if it tells them only then.
         audio_codes: On the last chunk, the codec's codes of each audio frame, if the model has any.
     """
@@ -363,6 +364,7 @@ class CompletionStreamChunk:
     input_transcript: str | None = None
     timings: dict[str, StageTime] | None = None
     worker: str | None = None
+    audio_seconds: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     audio_codes: list[list[int]] = field(default_factory=list)
     reasoning: str = ""

@@ -42,6 +42,15 @@ class SentenceSplitter:
                 self._first_clause_chars = None
         return sentences
 
+    def cut(self, min_chars: int) -> list[str]:
+        """A sentence's text up to its last clause mark so far, if that has at least ``min_chars``."""
+        ends = [mark.end() for mark in _CLAUSE_END.finditer(self._pending)]
+        if not ends or ends[-1] < min_chars:
+            return []
+        clause, self._pending = self._pending[: ends[-1]].strip(), self._pending[ends[-1] :].lstrip(" \t")
+        self._first_clause_chars = None
+        return [clause]
+
     def flush(self) -> list[str]:
         """The rest of the text, once it is complete."""
         rest, self._pending = self._pending.strip(), ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
@@ -11,10 +12,17 @@ import torch
 
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.playback import Playback
 from sglang_omni.scheduling.stream_scheduler import BatchItem, StreamScheduler, StreamSession
+from sglang_omni.scheduling.turns import SchedulePolicy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+# The next piece is at most so much of the sound that its listener has in hand. The rest of that time is for
+# its decoding, and for that of others' pieces.
+_SHARE_OF_SOUND_IN_HAND = 0.5
 
 
 class Vocoder(Protocol):
@@ -64,7 +72,7 @@ class Chunking(NamedTuple):
         left_context_size: Frames before a chunk that are decoded again with it, so that it sounds as in the
             whole; None leaves that to a ``StreamingVocoder``.
         first_chunk_size: New frames of the first chunk. Each later chunk has twice as many as the one before,
-            up to ``chunk_size``.
+            up to ``chunk_size``, unless what a listener has in hand sets its size.
         gapless: A chunk begins where the one before it ended. Otherwise it begins with its first frame, and
             samples that the decoder cut off the end of the chunk before are lost, as in transformers'
             ``chunked_decode``.
@@ -119,9 +127,12 @@ class Code2WavScheduler(StreamScheduler):
     Stream items are int tensors of codes: one frame (groups,), (frames, groups), or (1, groups, frames). A
     frame that begins with ``codec_eos_token_id`` is no audio and is left out. Chunks and the result are
     ``{"modality": "audio", "audio_data": float32 (samples,), "sample_rate": int}``. The result holds the
-    whole waveform, which is the chunks put together, and its ``codes``, int64 (frames, groups). The cuts
-    depend on the number of frames alone, so the same codes always give the same samples; with a
-    ``BatchingVocoder`` up to its rounding, which depends on the batch.
+    whole waveform, which is the chunks put together, and its ``codes``, int64 (frames, groups). The same
+    codes always give the same samples; with a ``StreamingVocoder`` up to its rounding, which may depend on
+    batch and cuts.
+
+    With the policy ``"deadline"``, a listener's chunks of a ``StreamingVocoder`` are as long as the sound in
+    hand allows: short if it soon runs out. Otherwise the cuts depend on the number of frames alone.
 
     Args:
         model: The decoder, on ``device``.
@@ -134,6 +145,8 @@ class Code2WavScheduler(StreamScheduler):
         chunking_of: ``(payload, chunking of the stage)`` -> the request's own chunking.
         max_batch_frames: The most frames, of several requests, that a ``BatchingVocoder`` decodes at once.
         num_code_groups: Codes of a frame, for the warm-up; without it there is none.
+        schedule_policy: Which request's codes are decoded next, as in ``StreamScheduler``.
+        clock: The time in seconds.
 
     Raises:
         ValueError: A size is out of its range, or ``left_context_size`` is None but the model has no streams.
@@ -151,6 +164,8 @@ class Code2WavScheduler(StreamScheduler):
         chunking_of: Callable[[StagePayload, Chunking], Chunking] | None = None,
         max_batch_frames: int = 64,
         num_code_groups: int | None = None,
+        schedule_policy: SchedulePolicy = "deadline",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:
             raise ValueError(
@@ -168,12 +183,17 @@ class Code2WavScheduler(StreamScheduler):
         self.codec_eos_token_id = codec_eos_token_id
         self.chunking_of = chunking_of
         self.max_batch_frames = max_batch_frames
+        self.schedule_policy = schedule_policy
+        self.clock = clock
+        self.frame_s = model.total_upsample / sample_rate
         self._num_code_groups = num_code_groups
         super().__init__(
             lambda: _Code2WavSession(self),
             expects_stream=lambda payload: True,
-            wants_chunks=lambda payload: bool(payload.request.params.get("stream", True)),
+            wants_chunks=_listens,
             batch_compute_fn=self._decode,
+            schedule_policy=schedule_policy,
+            clock=clock,
         )
 
     def open_stream(self, chunking: Chunking) -> VocoderStream:
@@ -220,11 +240,17 @@ class _Piece(BatchItem):
     samples: NDArray[np.float32] | None = None
 
 
+def _listens(payload: StagePayload) -> bool:
+    return bool(payload.request.params.get("stream", True))
+
+
 class _Code2WavSession(StreamSession):
     def __init__(self, vocoder: Code2WavScheduler) -> None:
         self._vocoder = vocoder
         self._chunking = vocoder.chunking
-        self._chunk_size = 0
+        self._sizes: list[int] = []
+        # What the listener hears, if the pieces are cut for one.
+        self._playback: Playback | None = None
         self._stream: VocoderStream | None = None
         # Frames to decode, (groups,) each, which may be another process's memory, and decoded ones, which
         # are not: (1, groups, frames) each.
@@ -236,8 +262,10 @@ class _Code2WavSession(StreamSession):
         vocoder, chunking = self._vocoder, self._vocoder.chunking
         if vocoder.chunking_of is not None:
             chunking = vocoder.chunking_of(payload, chunking)
-        self._chunking = chunking
-        self._chunk_size = min(chunking.first_chunk_size, chunking.chunk_size)
+        self._chunking, self._sizes = chunking, chunking.sizes
+        # With a left context, samples depend on the cuts, which must then be the same every time.
+        if vocoder.schedule_policy == "deadline" and _listens(payload) and chunking.left_context_size is None:
+            self._playback = Playback(vocoder.clock())
         self._stream = vocoder.open_stream(chunking)
         return iter(())
 
@@ -248,9 +276,16 @@ class _Code2WavSession(StreamSession):
         for frame in _as_frames(data, on_host=on_host):
             if eos is None or int(frame[0]) != eos:
                 self._frames.append(frame)
-        while len(self._frames) >= self._chunk_size:
-            yield from self._decode(self._chunk_size)
-            self._chunk_size = min(2 * self._chunk_size, self._chunking.chunk_size)
+        while len(self._frames) >= (size := self._next_size()):
+            yield from self._decode(size)
+
+    def _next_size(self) -> int:
+        """New frames of the next piece."""
+        sizes, num_pieces = self._sizes, len(self._decoded)
+        if self._playback is None or num_pieces == 0:
+            return sizes[min(num_pieces, len(sizes) - 1)]
+        in_hand = self._playback.in_hand_s(self._vocoder.clock()) / self._vocoder.frame_s
+        return max((size for size in sizes if size <= _SHARE_OF_SOUND_IN_HAND * in_hand), default=sizes[0])
 
     def end(self) -> Iterator[Any]:
         if self._frames:
@@ -280,6 +315,8 @@ class _Code2WavSession(StreamSession):
         self._decoded.append(codes)
         if len(piece.samples):
             self._audio.append(piece.samples)
+            if self._playback is not None:
+                self._playback.feed(vocoder.clock(), len(piece.samples) / vocoder.sample_rate)
             yield self._chunk(piece.samples)
 
     def _chunk(self, audio: NDArray[np.float32]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
 from sglang_omni.scheduling.step_monitor import StepMonitor
+from sglang_omni.scheduling.turns import SchedulePolicy, Turn, turns
 from sglang_omni.scheduling.work_clock import WorkClock
 
 
@@ -60,6 +61,7 @@ class StreamSession(ABC):
 @dataclass
 class _Request:
     session: StreamSession
+    turn: Turn
     payload: StagePayload | None = None
     # Steps of stream items that came before the payload, and steps left to run, in order.
     early: deque[Callable[[], Iterator[Any]]] = field(default_factory=deque)
@@ -77,6 +79,13 @@ class StreamScheduler:
         wants_chunks: True for a payload whose chunks are put out at once. The result is complete either way.
         batch_compute_fn: Does ``BatchItem``s with equal keys. If it fails, it must leave the items unchanged:
             they are then done one by one, so that a fault is one request's.
+        schedule_policy: ``"fcfs"``: the request goes on that has waited longest. ``"deadline"``: the one goes
+            on whose listener runs out of sound first.
+        listens: True for a payload whose caller waits for its sound; by default ``wants_chunks``.
+        clock: The time in seconds.
+
+    Raises:
+        ValueError: The policy is unknown.
     """
 
     def __init__(
@@ -86,6 +95,9 @@ class StreamScheduler:
         expects_stream: Callable[[StagePayload], bool],
         wants_chunks: Callable[[StagePayload], bool],
         batch_compute_fn: Callable[[list[Any]], None] | None = None,
+        schedule_policy: SchedulePolicy = "fcfs",
+        listens: Callable[[StagePayload], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.inbox: queue.Queue[IncomingMessage] = Inbox()
         self.outbox: queue.Queue[OutgoingMessage] = Outbox()
@@ -94,8 +106,10 @@ class StreamScheduler:
         self._open_session = open_session
         self._expects_stream = expects_stream
         self._wants_chunks = wants_chunks
+        self._listens = listens or wants_chunks
+        self._open_turn = turns(schedule_policy, clock)
         self._requests: dict[str, _Request] = {}
-        self._ready: deque[str] = deque()
+        self._ready: dict[str, None] = {}  # oldest first
         self._batch_compute_fn = batch_compute_fn
         self._batchable: dict[str, BatchItem] = {}  # oldest first
         self._num_running = 0
@@ -120,7 +134,9 @@ class StreamScheduler:
                 message = self._next_message(wait=False)
             if self._ready:
                 self._num_running = 1
-                self._step(self._ready.popleft())
+                request_id = min(self._ready, key=self._due)
+                del self._ready[request_id]
+                self._step(request_id)
             elif self._batchable:
                 batch = self._next_batch()
                 self._num_running = len(batch)
@@ -157,6 +173,7 @@ class StreamScheduler:
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+        self._ready.pop(request_id, None)
         self._batchable.pop(request_id, None)
         self._dropped.add(request_id)
 
@@ -168,12 +185,13 @@ class StreamScheduler:
             return
         request = self._requests.get(request_id)
         if request is None:
-            request = self._requests[request_id] = _Request(self._open_session())
+            request = self._requests[request_id] = _Request(self._open_session(), self._open_turn())
         session = request.session
         waiting = request.early if request.payload is None else request.steps
         match message.type:
             case "new_request":
                 request.payload = message.data
+                request.turn.begin(listens=self._listens(message.data))
                 request.steps.append(partial(session.begin, message.data))
                 request.steps.extend(request.early)
                 request.early.clear()
@@ -186,8 +204,8 @@ class StreamScheduler:
                 request.ending = True
                 if request.payload is not None:
                     request.steps.append(session.end)
-        if request.running is None and request.steps and request_id not in self._ready:
-            self._ready.append(request_id)
+        if request.running is None and request.steps:
+            self._ready.setdefault(request_id)
 
     def _step(self, request_id: str) -> None:
         """Runs a request up to its next chunk or the end of a step."""
@@ -208,6 +226,8 @@ class StreamScheduler:
                 return
             if chunk is not _END and chunk is not None and self._wants_chunks(request.payload):
                 self.outbox.put(OutgoingMessage(request_id, "stream", chunk))
+            if chunk is not _END:
+                request.turn.put_out(chunk)
             if chunk is _END:
                 request.running = None
                 if request.ending and not request.steps:
@@ -226,12 +246,18 @@ class StreamScheduler:
             self._fail(request_id, exc)
             return
         if request.running is not None or request.steps:
-            self._ready.append(request_id)
+            self._ready[request_id] = None
+
+    def _due(self, request_id: str) -> float:
+        return self._requests[request_id].turn.due
 
     def _next_batch(self) -> dict[str, BatchItem]:
-        """The item that has waited longest, and others with its key."""
-        first = next(iter(self._batchable.values()))
-        alike = [request_id for request_id, item in self._batchable.items() if item.key == first.key]
+        """The item that is due first, of several the one that has waited longest, and others with its key."""
+        key = self._batchable[min(self._batchable, key=self._due)].key
+        alike = sorted(
+            (request_id for request_id, item in self._batchable.items() if item.key == key), key=self._due
+        )
+        first = self._batchable[alike[0]]
         return {request_id: self._batchable.pop(request_id) for request_id in alike[: first.max_batch_size]}
 
     def _compute(self, batch: dict[str, BatchItem]) -> None:
@@ -253,7 +279,7 @@ class StreamScheduler:
                     self._fail(request_id, exc)
             return
         self.work_clock.add_to_all(batch, time.perf_counter() - began)
-        self._ready.extend(batch)
+        self._ready.update(dict.fromkeys(batch))
 
     def _fail(self, request_id: str, error: Exception) -> None:
         self._drop(request_id)

@@ -43,6 +43,8 @@ class ScriptedPipeline:
         self.hangs_after: int | None = None
         self.running: dict[str, _Running] = {}
         self.heard: str | None = None
+        # Seconds before each piece of sound, which is a hundred and fiftieth of a second long.
+        self.pause = 0.0
         self.speech_usage: dict[str, int] | None = None
         self.up = True
         self.tells_tokens = False
@@ -80,6 +82,7 @@ class ScriptedPipeline:
                 yield StreamMessage(request_id, "thinker", chunk)
             for index, part in enumerate(np.split(self.samples, 3) if spoken else ()):
                 await self._fault(len(texts) + index)
+                await asyncio.sleep(self.pause)
                 chunk = {"modality": "audio", "audio_data": part, "sample_rate": RATE}
                 yield StreamMessage(request_id, "speak", chunk, modality="audio")
             yield CompleteMessage(request_id, "decode", True, self._result(request))

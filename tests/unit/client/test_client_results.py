@@ -164,7 +164,9 @@ async def test_sound_of_a_part_that_says_why_it_ended_is_heard():
 
     client = Client(Coordinator(piece(audio[:2]), piece(audio[2:], finish_reason="stop"), done({})))
     request = GenerateRequest(prompt="p", metadata={"task": "speech"})
-    pieces = [c.audio_b64 async for c in client.completion_stream(request, audio_format="pcm16")]
+    chunks = [c async for c in client.completion_stream(request, audio_format="pcm16")]
+    pieces = [c.audio_b64 for c in chunks]
+    assert [c.audio_seconds * 8_000 for c in chunks] == [2, 4, 0]
     assert decode_pcm(base64.b64decode("".join(filter(None, pieces)))).tolist() == audio.tolist()
 
 

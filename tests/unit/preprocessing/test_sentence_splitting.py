@@ -99,3 +99,13 @@ def test_nothing_but_white_space_is_lost(pieces: list[str]) -> None:
     text = "".join(pieces)
 
     assert "".join("".join(split_sentences(text, max_chars=40)).split()) == "".join(text.split())
+
+
+def test_a_sentence_is_cut_on_request_after_its_last_clause():
+    splitter = SentenceSplitter()
+    assert splitter.feed("Well, after the war, the tow") == []
+    assert splitter.cut(min_chars=21) == []
+    assert splitter.cut(min_chars=20) == ["Well, after the war,"]
+    assert splitter.cut(min_chars=1) == []
+    assert splitter.feed("n grew. A") == ["the town grew."]
+    assert splitter.flush() == ["A"]

@@ -225,7 +225,7 @@ def test_pieces_of_several_requests_are_decoded_together() -> None:
 )
 def test_sizes_are_those_that_streams_are_cut_into(first: int, size: int, sizes: list[int]) -> None:
     model = BatchVocoder()
-    scheduler = Code2WavScheduler(model, "cpu", size, None, first_chunk_size=first)
+    scheduler = Code2WavScheduler(model, "cpu", size, None, first_chunk_size=first, schedule_policy="fcfs")
     scheduler.inbox.put(IncomingMessage("r", "new_request", StagePayload("r", OmniRequest(None, {}), None)))
     scheduler.inbox.put(IncomingMessage("r", "stream_chunk", Item(frames(sum(sizes) + size))))
     scheduler.inbox.put(IncomingMessage("r", "stream_done"))

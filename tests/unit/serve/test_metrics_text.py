@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_omni.client import UsageInfo
+from sglang_omni.scheduling.playback import Playback
 from sglang_omni.serve.api.metrics import Metrics, family, stage_families
 
 
@@ -50,6 +51,29 @@ def test_counters_and_escaped_labels():
     assert request.labels == {"path": '/a"b\\c\nd', "status": "404"}
     tokens = {s.labels["kind"]: s.value for s in found["sglang_omni_tokens"].samples}
     assert tokens == {"prompt": 5, "completion": 2, "cached": 3}
+
+
+def test_what_listeners_hear():
+    metrics = Metrics()
+    for late in (1.0, 2.5):  # the second piece, when the first has been played, and a second and a half later
+        playback = Playback(began=0.0)
+        playback.feed(0.25, 0.75)
+        playback.feed(late, 2.0)
+        metrics.played(playback)
+    metrics.played(Playback(began=0.0))  # silence
+
+    def samples(name):
+        return {
+            s.name.rpartition("_")[2] + s.labels.get("le", ""): s.value
+            for s in families(metrics)[f"sglang_omni_{name}"].samples
+        }
+
+    first = samples("time_to_first_audio_seconds")
+    assert (first["count"], first["sum"], first["bucket0.1"], first["bucket0.25"]) == (2, 0.5, 0, 2)
+    underrun = samples("audio_underrun_seconds")
+    assert (underrun["count"], underrun["sum"], underrun["bucket0"], underrun["bucket2.5"]) == (2, 1.5, 1, 2)
+    factor = samples("audio_real_time_factor")
+    assert (factor["count"], factor["sum"]) == (2, 3.5 / 2.75)
 
 
 def test_no_series_tell_when_a_metric_was_created():

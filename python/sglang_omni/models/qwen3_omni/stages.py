@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sglang_omni.preprocessing.messages import MediaKind
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+    from sglang_omni.scheduling.turns import SchedulePolicy
 
 
 def create_preprocess(
@@ -280,6 +281,7 @@ def create_code2wav(
     first_chunk_size: int = 2,
     max_batch_frames: int | None = None,
     cuda_graph: bool = True,
+    schedule_policy: SchedulePolicy = "deadline",
 ) -> Code2WavScheduler:
     """The stage from frames of codes to speech, chunk by chunk.
 
@@ -294,6 +296,8 @@ def create_code2wav(
             a CPU, 128 on a GPU. A larger value pays off with more cores: a request's first chunk waits for
             the running batch.
         cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
+        schedule_policy: ``"deadline"`` decodes first for the listener whose sound runs out first, ``"fcfs"``
+            in the order in which chunks are complete.
     """
     import torch
 
@@ -317,6 +321,7 @@ def create_code2wav(
         chunking_of=lambda payload, own: code2wav_chunking(payload.request, own),
         max_batch_frames=max_batch_frames or (64 if gpu_id is None else GPU_CODEC_FRAMES),
         num_code_groups=checkpoint.require_talker().num_code_groups,
+        schedule_policy=schedule_policy,
     )
     vocoder.record_graphs(scheduler.chunking.sizes, scheduler.max_batch_frames, cuda_graph=cuda_graph)
     return scheduler

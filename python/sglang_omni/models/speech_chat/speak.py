@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_SEED, SAMPLE_RATE, Voice
-from sglang_omni.preprocessing.request import stage_params, task_of
+from sglang_omni.preprocessing.request import stage_params, task_of, wants_stream
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
+from sglang_omni.scheduling.playback import Playback
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
 # Speech begins with the first clause of at least this length: about 1.5 s of sound, enough time to write the
 # rest of the sentence.
 _FIRST_CLAUSE_CHARS = 24
+# A listener who has less in hand hears the clauses that are written of a sentence, before its end.
+_LEAST_IN_HAND_S = 0.75
 
 
 class SpeakSession(StreamSession):
@@ -24,10 +28,21 @@ class SpeakSession(StreamSession):
 
     Each chunk is a sentence, or at first a clause, with its text as ``spoken_text``; the result is all speech
     and the text.
+
+    Args:
+        voice: Speaks.
+        keeps_up: Whether a sentence is also cut after a clause if its listener would have nothing to hear
+            before it is written.
+        clock: The time in seconds.
     """
 
-    def __init__(self, voice: Voice) -> None:
+    def __init__(
+        self, voice: Voice, *, keeps_up: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._voice = voice
+        self._keeps_up = keeps_up
+        self._clock = clock
+        self._playback: Playback | None = None
         self._speed = 1.0
         self._seed = DEFAULT_SEED
         self._must_speak = False
@@ -42,12 +57,17 @@ class SpeakSession(StreamSession):
         self._speed = 1.0 if speed is None else float(speed)
         # A chat's seed may be negative; the generator takes none below 0.
         self._seed = DEFAULT_SEED if seed is None else seed % 2**64
+        if self._keeps_up and wants_stream(payload.request):
+            self._playback = Playback(self._clock())
         text = payload.data.get("text")
         return iter(()) if text is None else self.feed({"text": text})
 
     def feed(self, data: Any) -> Iterator[Any]:
         self._text.append(data["text"])
-        return self._speak(self._sentences.feed(data["text"]))
+        sentences = self._sentences.feed(data["text"])
+        if not sentences and self._runs_dry():
+            sentences = self._sentences.cut(_FIRST_CLAUSE_CHARS)
+        return self._speak(sentences)
 
     def end(self) -> Iterator[Any]:
         return self._speak(self._sentences.flush())
@@ -69,7 +89,17 @@ class SpeakSession(StreamSession):
             audio = self._voice.speak(sentence, self._speed, self._seed)
             if len(audio):
                 self._audio.append(audio)
+                if self._playback is not None:
+                    self._playback.feed(self._clock(), len(audio) / SAMPLE_RATE)
                 yield {**_audio_chunk(audio), "spoken_text": sentence}
+
+    def _runs_dry(self) -> bool:
+        playback = self._playback
+        return (
+            playback is not None
+            and playback.first_sound is not None
+            and playback.in_hand_s(self._clock()) < _LEAST_IN_HAND_S
+        )
 
 
 def _audio_chunk(audio: NDArray[np.float32]) -> dict[str, Any]:

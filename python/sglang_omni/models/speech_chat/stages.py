@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sglang_omni.engines.options import DtypeChoice, EngineKind
     from sglang_omni.preprocessing.text import PromptEncoder
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+    from sglang_omni.scheduling.turns import SchedulePolicy
 
 
 def create_preprocess(
@@ -63,6 +64,7 @@ def create_transcribe(
     max_recording_seconds: float = 14_400.0,
     max_decode_seconds: float = 30.0,
     context_length: int | None = None,
+    schedule_policy: SchedulePolicy = "deadline",
 ) -> StreamScheduler:
     """The stage from audio to transcripts, and for a chat to token ids.
 
@@ -74,6 +76,8 @@ def create_transcribe(
         max_recording_seconds: Limit of the length of a recording to transcribe.
         max_decode_seconds: Limit of the time to decode half a minute of it.
         context_length: A shorter context than the checkpoint's.
+        schedule_policy: ``"deadline"`` hears questions before recordings to transcribe, ``"fcfs"`` lets
+            requests take turns.
     """
     from sglang_omni.models.speech_chat.components.whisper import Whisper
     from sglang_omni.models.speech_chat.transcribe import Recognizer, RecordingLimits, TranscribeSession
@@ -87,6 +91,8 @@ def create_transcribe(
         lambda: TranscribeSession(recognizer, prompts, limits),
         expects_stream=lambda payload: False,
         wants_chunks=lambda payload: wants_stream(payload.request),
+        schedule_policy=schedule_policy,
+        listens=lambda payload: task_of(payload.request) == "chat",
     )
 
 
@@ -174,11 +180,13 @@ def create_decode() -> SimpleScheduler:
     return SimpleScheduler(decode)
 
 
-def create_speak(*, num_threads: int = 1) -> StreamScheduler:
+def create_speak(*, num_threads: int = 1, schedule_policy: SchedulePolicy = "deadline") -> StreamScheduler:
     """The stage from text to speech, sentence by sentence.
 
     Args:
         num_threads: CPU threads; one reaches a hundred times real time.
+        schedule_policy: ``"deadline"`` speaks first for the listener whose sound runs out first, and by
+            clauses if one would have to wait for the end of a sentence; ``"fcfs"`` lets requests take turns.
     """
     from sglang_omni.models.speech_chat.components.voice import Voice
     from sglang_omni.models.speech_chat.speak import SpeakSession
@@ -186,9 +194,10 @@ def create_speak(*, num_threads: int = 1) -> StreamScheduler:
     with loading("the voice"):
         voice = Voice(num_threads=num_threads)
     return StreamScheduler(
-        lambda: SpeakSession(voice),
+        lambda: SpeakSession(voice, keeps_up=schedule_policy == "deadline"),
         expects_stream=lambda payload: task_of(payload.request) != "speech",
         wants_chunks=lambda payload: wants_stream(payload.request),
+        schedule_policy=schedule_policy,
     )
 
 

@@ -14,6 +14,7 @@ from sglang_omni.client import CompletionStreamChunk, GenerateRequest
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.chat_request import audio_format_of, to_generate_request
+from sglang_omni.serve.api.listening import heard
 from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
 from sglang_omni.serve.api.session import owner_of, session_key
 from sglang_omni.serve.api.state import AppState, request_id_of
@@ -115,6 +116,8 @@ async def _events(
     role: dict[str, Any] = {"role": "assistant"}
     last: CompletionStreamChunk | None = None
     chunks = server.client.completion_stream(request, request_id=reply.request_id, audio_format=audio_format)
+    if "audio" in reply.modalities:
+        chunks = heard(server.metrics, chunks)
     async with aclosing(chunks):
         async for chunk in chunks:
             delta = role | _delta(chunk, reply)

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from sglang_omni.client import UsageInfo
 from sglang_omni.proto.stats import STATS_DESCRIPTIONS
+from sglang_omni.scheduling.playback import Playback
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "sglang_omni_"
@@ -28,6 +29,10 @@ _REQUEST = (
     *(240.0, 480.0, 960.0),
 )
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+# The first bucket of underruns counts streams without any.
+_UNDERRUNS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_REAL_TIME = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0)
 
 
 class Metrics:
@@ -111,6 +116,24 @@ class Metrics:
             ("stage",),
             registry=None,
         )
+        self._first_audio = Histogram(
+            f"{_PREFIX}time_to_first_audio_seconds",
+            "Time until a streamed answer's first sound.",
+            buckets=_SECONDS,
+            registry=None,
+        )
+        self._underrun = Histogram(
+            f"{_PREFIX}audio_underrun_seconds",
+            "Time for which the player of a streamed answer had no sound, after the first.",
+            buckets=_UNDERRUNS,
+            registry=None,
+        )
+        self._real_time_factor = Histogram(
+            f"{_PREFIX}audio_real_time_factor",
+            "Seconds until a streamed answer's last sound, for each second of sound.",
+            buckets=_REAL_TIME,
+            registry=None,
+        )
         self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "HTTP requests being answered.", registry=None)
         self._websockets = Counter(
             f"{_PREFIX}websockets_total",
@@ -155,6 +178,14 @@ class Metrics:
         self._stage_work.labels(stage).inc(max(0.0, work))
         self._stage_wait.labels(stage).inc(max(0.0, wait))
 
+    def played(self, playback: Playback) -> None:
+        """Count what a listener has heard, if there was any sound."""
+        if playback.first_sound is None or playback.real_time_factor is None:
+            return
+        self._first_audio.observe(playback.first_sound)
+        self._underrun.observe(playback.underrun_s)
+        self._real_time_factor.observe(playback.real_time_factor)
+
     def finished(self, usage: UsageInfo | None) -> None:
         """Count the tokens of a request's result."""
         if usage is None:
@@ -173,6 +204,7 @@ class Metrics:
         Args:
             families: Metrics that are read only when asked for; those without a sample are left out.
         """
+        heard = (self._first_audio, self._underrun, self._real_time_factor)
         counted = [
             _as_documented(family)
             for metric in (
@@ -182,6 +214,7 @@ class Metrics:
                 *(self.request_queue_time, self._finished_reasons),
                 *(self._prompt_tokens, self._generation_tokens),
                 *(self._stage_visits, self._stage_work, self._stage_wait),
+                *heard,
             )
             for family in metric.collect()
         ]

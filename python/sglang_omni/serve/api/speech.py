@@ -15,6 +15,7 @@ from sglang_omni.client import ClientError, GenerateRequest, RequestError, Usage
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioFileEncoder, Base64Pieces, check_format
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.listening import listening
 from sglang_omni.serve.api.protocol.speech import SpeechRequest
 from sglang_omni.serve.api.session import owner_of, session_key
 from sglang_omni.serve.api.state import AppState, request_id_of
@@ -103,14 +104,16 @@ class _Speech:
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         encoder, deltas = self.encoder, Deltas()
-        async with aclosing(self._chunks) as chunks:
-            async for chunk in chunks:
-                self.usage = chunk.usage or self.usage
-                samples = deltas.new_audio(chunk)
-                if samples is not None and (
-                    piece := await encoder.off_loop(encoder.encode, samples, deltas.sample_rate)
-                ):
-                    yield piece
+        with listening(self._metrics) as playback:
+            async with aclosing(self._chunks) as chunks:
+                async for chunk in chunks:
+                    self.usage = chunk.usage or self.usage
+                    samples = deltas.new_audio(chunk)
+                    if samples is None:
+                        continue
+                    playback.feed(time.monotonic(), len(samples) / deltas.sample_rate)
+                    if piece := await encoder.off_loop(encoder.encode, samples, deltas.sample_rate):
+                        yield piece
         self._metrics.finished(self.usage)
         if piece := await encoder.off_loop(encoder.finish):
             yield piece

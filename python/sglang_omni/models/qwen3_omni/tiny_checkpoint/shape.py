@@ -56,6 +56,7 @@ class TinyShape:
     )
     codes: int = _option(64, "codes of each codebook")
     code_groups: int = _option(4, "codebooks, and so codes of each frame")
+    codec_dim: int = _option(64, "channels of the codec's decoder, a multiple of 16")
     talker: bool = _option(True, "whether there is a talker; without, the model only writes")
     shards: int = _option(2, "safetensors files")
     dtype: str = _option("float32", f"data type of the weights: {', '.join(DTYPES)}")
@@ -82,6 +83,8 @@ class TinyShape:
             )
         if len(self.deepstack) > self.layers:
             raise ValueError(f"{len(self.deepstack)} deepstack layers need as many layers, not {self.layers}")
+        if self.codec_dim % 16:
+            raise ValueError(f"codec_dim must be a multiple of 16, got {self.codec_dim}")
         if self.code_groups < 2:
             raise ValueError(
                 "code_groups must be at least 2: the first is the talker's, the rest are predicted"
@@ -280,7 +283,7 @@ class TinyShape:
             "attention_bias": False,
             "attention_dropout": 0,
             "codebook_size": self.codes,
-            "decoder_dim": 64,
+            "decoder_dim": self.codec_dim,
             "hidden_act": "silu",
             "hidden_size": 32,
             "intermediate_size": 48,

@@ -1,0 +1,64 @@
+"""The voice's pieces, while the text is being written."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from virtual_time import VirtualClock
+
+from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice
+from sglang_omni.models.speech_chat.speak import SpeakSession
+from sglang_omni.proto import OmniRequest, StagePayload
+
+ANSWER = (
+    "It began long ago. After the war, which had lasted for years, the town was built anew, stone by stone."
+)
+WHOLE = [
+    "It began long ago.",
+    "After the war, which had lasted for years, the town was built anew, stone by stone.",
+]
+
+
+class Reader:
+    """Says fifteen characters a second, and notes what."""
+
+    def __init__(self) -> None:
+        self.spoken: list[str] = []
+
+    def speak(self, sentence: str, speed: float, seed: int) -> np.ndarray:
+        self.spoken.append(sentence)
+        return np.zeros(len(sentence) * SAMPLE_RATE // 15, np.float32)
+
+
+def pieces(*, chars_per_second: float, keeps_up: bool, stream: bool = True) -> list[str]:
+    """What is said at once, of an answer that is written at some speed."""
+    clock, reader = VirtualClock(), Reader()
+    session = SpeakSession(cast(Voice, reader), keeps_up=keeps_up, clock=clock)
+    params: dict[str, Any] = {"stream": stream}
+    request = OmniRequest(None, params, {"task": "chat", "output_modalities": ["audio"]})
+    list(session.begin(StagePayload("r", request, {})))
+    for start in range(0, len(ANSWER), 3):
+        clock.sleep(3 / chars_per_second)
+        list(session.feed({"text": ANSWER[start : start + 3]}))
+    list(session.end())
+    assert session.result()["text"] == ANSWER
+    return reader.spoken
+
+
+def test_a_slowly_written_sentence_is_spoken_by_clauses() -> None:
+    """Written twice as fast as it is spoken: the first sentence is heard before the second is written."""
+    assert pieces(chars_per_second=30, keeps_up=True) == [
+        "It began long ago.",
+        "After the war, which had lasted for years,",
+        "the town was built anew, stone by stone.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("speed", "options"),
+    [(300, {"keeps_up": True}), (30, {"keeps_up": False}), (30, {"keeps_up": True, "stream": False})],
+)
+def test_sentences_stay_whole_if_there_is_no_need(speed: float, options: dict[str, bool]) -> None:
+    assert pieces(chars_per_second=speed, **options) == WHOLE
