@@ -69,4 +69,5 @@ def text_result(data: Mapping[str, Any]) -> dict[str, Any]:
             "total_tokens": prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": data["cached_tokens"]},
         },
+        **{name: data[name] for name in ("logprobs", "prompt_logprobs") if name in data},
     }

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, RequestSampling
+from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.models.text_answer import new_text, text_result, written
+from sglang_omni.models.token_logprobs import all_logprobs, constrained, grammars_for, with_logprobs
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.text import read_json
+from sglang_omni.preprocessing.token_bytes import TokenBytes
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
@@ -27,17 +31,24 @@ class TextThinker:
     Args:
         tokenizer: The checkpoint's.
         sampling_defaults: Sampling parameters of a request that does not give them.
+        config: The engine's decoder.
         adapters: Names of LoRA adapters. A request names its adapter as its model, bare or behind ``MODEL:``.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any], adapters: Iterable[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        sampling_defaults: Mapping[str, Any],
+        config: DecoderConfig,
+        adapters: Iterable[str] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._adapters = frozenset(adapters)
         self._sampling_defaults = dict(sampling_defaults)
+        self._token_bytes = TokenBytes(tokenizer)
+        self._grammars = grammars_for(self._token_bytes, config)
 
-    def build_request(self, payload: StagePayload) -> EngineRequest:
+    def build_request(self, payload: StagePayload) -> EngineRequest | Future[EngineRequest]:
         """
         Raises:
             RequestError: A sampling parameter is out of its range.
@@ -45,12 +56,18 @@ class TextThinker:
         params = stage_params(payload.request, "thinker")
         given = {name: value for name, value in params.items() if value is not None}
         sampling = RequestSampling.from_params({**self._sampling_defaults, **given})
-        return EngineRequest(
-            payload.request_id,
-            payload.data["prompt_token_ids"],
+        adapter = self._adapter(payload.request.metadata.get("model"))
+        return constrained(
+            self._grammars,
             sampling,
-            IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
-            adapter=self._adapter(payload.request.metadata.get("model")),
+            lambda grammar: EngineRequest(
+                payload.request_id,
+                payload.data["prompt_token_ids"],
+                sampling,
+                IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
+                grammar=grammar,
+                adapter=adapter,
+            ),
         )
 
     def _adapter(self, model: str | None) -> str | None:
@@ -61,10 +78,11 @@ class TextThinker:
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text for the caller."""
-        return new_text(payload, request)
+        return with_logprobs(new_text(payload, request), request, self._token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        return StagePayload(payload.request_id, payload.request, text_result(written(request)))
+        data = {**written(request), **all_logprobs(request, self._token_bytes)}
+        return StagePayload(payload.request_id, payload.request, text_result(data))
 
 
 def sampling_defaults(checkpoint: Path, max_new_tokens: int | None = None) -> dict[str, Any]:
