@@ -19,6 +19,7 @@ from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinato
 from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.prompts import Prompts
 from sglang_omni.serve.api.request_ids import RunningRequests
+from sglang_omni.serve.api.responses_store import ResponseStore
 from sglang_omni.serve.api.session import owner_of
 
 DEFAULT_MODEL_NAME = "sglang-omni"
@@ -72,6 +73,7 @@ class AppState:
         running: The ids of the requests under way.
         bodies: Reads JSON bodies.
         started: Unix time.
+        responses: The responses that are kept.
         coordinator: Asked for load and told to flush caches.
         prompts: The model's tokenizer.
     """
@@ -86,6 +88,7 @@ class AppState:
     running: RunningRequests = field(default_factory=RunningRequests)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     coordinator: AdminCoordinator = field(init=False)
     prompts: Prompts = field(init=False)
 
