@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from sglang_omni.serve.api.fields import (
     TAG,
@@ -64,9 +64,11 @@ def _kind(value: Any) -> Any:
 
 def _part_tag(part: Any) -> str | None:
     kind = _kind(part)
-    if kind == "input_file":
-        raise unsupported("input_file: files are not read here; send their text as input_text")
-    return TAG + kind if kind in _PARTS else None
+    return TAG + kind if kind in (*_PARTS, "input_file") else None
+
+
+def _no_file(part: Any) -> Any:
+    raise unsupported("files are not read here; send their text as input_text")
 
 
 Part = Annotated[
@@ -74,7 +76,8 @@ Part = Annotated[
     | Annotated[InputImage, Tag("§input_image")]
     | Annotated[InputSound, Tag("§input_audio")]
     | Annotated[OutputText, Tag("§output_text")]
-    | Annotated[OutputRefusal, Tag("§refusal")],
+    | Annotated[OutputRefusal, Tag("§refusal")]
+    | Annotated[dict[str, Any], AfterValidator(_no_file), Tag("§input_file")],
     Discriminator(
         _part_tag,
         custom_error_type="input_part_type",
