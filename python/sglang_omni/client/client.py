@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self
@@ -67,11 +67,22 @@ class Client:
                 yield chunk
 
     async def completion(
-        self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
+        self,
+        request: GenerateRequest,
+        *,
+        request_id: str | None = None,
+        audio_format: str = "wav",
+        on_chunk: Callable[[GenerateChunk], None] | None = None,
     ) -> CompletionResult:
-        """The whole completion; its audio, if the request wants any, is encoded as ``audio_format``."""
+        """The whole completion; its audio, if the request wants any, is encoded as ``audio_format``.
+
+        Args:
+            on_chunk: Called with the chunks that it is joined from; over HTTP there are none.
+        """
         request.check()
-        return await self._transport.completion(request, request_id or new_request_id(), audio_format)
+        return await self._transport.completion(
+            request, request_id or new_request_id(), audio_format, on_chunk
+        )
 
     async def completion_stream(
         self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"

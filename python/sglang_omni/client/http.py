@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -98,7 +98,11 @@ class HttpTransport(Transport):
             yield _completion_chunk(request_id, answer.json(), answer.headers.get(_WORKER_HEADER))
 
     async def completion(
-        self, request: GenerateRequest, request_id: str, audio_format: str
+        self,
+        request: GenerateRequest,
+        request_id: str,
+        audio_format: str,
+        on_chunk: Callable[[GenerateChunk], None] | None = None,
     ) -> CompletionResult:
         # The server encodes the audio: the client needs no codec.
         path, body = _completion_body(request, request_id, audio_format=audio_format)

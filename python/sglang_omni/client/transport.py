@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from fractions import Fraction
 from typing import Any
@@ -157,19 +157,30 @@ class Transport(ABC):
     async def close(self) -> None:
         return None
 
-    async def collect(self, request: GenerateRequest, request_id: str) -> tuple[Collected, GenerateChunk]:
+    async def collect(
+        self,
+        request: GenerateRequest,
+        request_id: str,
+        on_chunk: Callable[[GenerateChunk], None] | None = None,
+    ) -> tuple[Collected, GenerateChunk]:
         collected = Collected()
         async with aclosing(self.generate(request, request_id)) as chunks:
             async for chunk in chunks:
                 collected.add(chunk)
+                if on_chunk is not None:
+                    on_chunk(chunk)
         if collected.last is None:
             raise ClientError(f"request {request_id!r}: the pipeline gave no result")
         return collected, collected.last
 
     async def completion(
-        self, request: GenerateRequest, request_id: str, audio_format: str
+        self,
+        request: GenerateRequest,
+        request_id: str,
+        audio_format: str,
+        on_chunk: Callable[[GenerateChunk], None] | None = None,
     ) -> CompletionResult:
-        collected, last = await self.collect(request, request_id)
+        collected, last = await self.collect(request, request_id, on_chunk)
         audio = None
         samples = collected.audio()
         if samples is not None:

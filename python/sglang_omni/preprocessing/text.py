@@ -34,17 +34,21 @@ class PromptEncoder:
         context_length: Limit of prompt and answer together, in tokens.
     """
 
-    def __init__(self, checkpoint: str | Path, *, context_length: int | None = None) -> None:
+    def __init__(
+        self, checkpoint: str | Path, *, context_length: int | None = None, between_texts: str = "\n"
+    ) -> None:
         """
         Args:
             checkpoint: Directory of the checkpoint.
             context_length: A lower limit than the checkpoint's ``max_position_embeddings``.
+            between_texts: What ``read_messages`` puts between the texts of one message.
 
         Raises:
             FileNotFoundError: The directory has no tokenizer or no ``config.json``.
             ValueError: There is no limit of the context.
         """
         directory = Path(checkpoint)
+        self._between_texts = between_texts
         tokenizer = load_tokenizer(directory)
         self.tokenizer = TextTokenizer(tokenizer)
         config = read_json(_required(directory / "config.json"))
@@ -236,6 +240,40 @@ class PromptEncoder:
                 param="messages",
                 code="invalid_value",
             ) from exc
+
+    def read_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any] | None = None,
+        *,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """Token ids of a conversation in text, even if they are more than the context holds.
+
+        Args:
+            messages: ``{"role", "content"}`` with the content as a list of texts.
+            template_options: Further variables of the template.
+            add_special_tokens: Add the tokenizer's own tokens before and after.
+
+        Raises:
+            RequestError: As for ``render``.
+        """
+        plain = [{**each, "content": self._between_texts.join(each["content"])} for each in messages]
+        return self.tokenizer.encode(
+            self.render(plain, template_options), add_special_tokens=add_special_tokens
+        )
+
+    def read_prompt(
+        self, prompt: str, *, parse_special_tokens: bool = False, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids of a prompt, even if they are more than the context holds.
+
+        Raises:
+            RequestError: The prompt is far too long.
+        """
+        self.tokenizer.check_characters(prompt, self.context_length, param="prompt")
+        text = prompt if parse_special_tokens else self.tokenizer.hide(prompt)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def check_length(self, length: int, param: str, *, at_least: bool = False) -> None:
         """

@@ -10,7 +10,7 @@ import json
 import re
 import string
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.preprocessing.deadline import Check, go_on
@@ -77,6 +77,15 @@ class TextTokenizer:
         """The id of a token; None if it is not in the vocabulary."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, control tokens included. Ids that are not in the vocabulary have none."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
+    def tokens(self, token_ids: Sequence[int]) -> list[str | None]:
+        """Tokens as the vocabulary spells them; None if it has no such id."""
+        return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
 
     def check_characters(self, value: Any, context_length: int, *, param: str) -> None:
         """Checks the length of all texts in ``value`` before any work is done for them.

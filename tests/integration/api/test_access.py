@@ -25,6 +25,8 @@ ACTS: dict[str, dict[str, Any]] = {
     "/v1/audio/transcriptions": {"files": {"file": ("a.wav", b"RIFF")}},
     "/v1/audio/translations": {"files": {"file": ("a.wav", b"RIFF")}},
     "/generate": {"json": {"text": "hi"}},
+    "/tokenize": {"json": {"prompt": "hi"}},
+    "/detokenize": {"json": {"tokens": [1]}},
     "/abort_request": {"json": {"rid": "x"}},
     "/flush_cache": {},
 }

@@ -60,7 +60,7 @@ def test_native_generate(http, pipeline):
     assert answer["output_ids"] == [1, 2, 3]
     assert answer["meta_info"] == {
         "id": "r1",
-        "finish_reason": {"type": "length"},
+        "finish_reason": {"type": "length", "length": 3},
         "prompt_tokens": 7,
         "completion_tokens": 3,
         "cached_tokens": 4,

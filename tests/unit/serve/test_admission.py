@@ -36,6 +36,13 @@ class Served:
             await self._work((await request.body()).decode()[:10])
             return JSONResponse({})
 
+        @app.post("/three")
+        async def three(request: Request) -> Response:
+            name = (await request.body()).decode()
+            request.state.visit.widen(3)
+            await self._work(name)
+            return JSONResponse({})
+
         @app.post("/stream")
         async def stream(request: Request) -> Response:
             name = (await request.body()).decode()
@@ -97,6 +104,21 @@ async def test_requests_run_in_the_order_in_which_they_came() -> None:
     assert [(await each).status_code for each in asked] == [200] * 6
     assert served.begun == list("abcdef")
     assert (served.admission.running, served.admission.waiting) == (0, 0)
+
+
+async def test_a_request_with_three_answers_takes_three_places() -> None:
+    served = Served(2)
+    wide = served.ask("w", "/three")
+    await until(lambda: served.admission.running == 3)
+    asked = await served.ask_in_order("a", "b", "c")
+    assert (served.admission.running, served.admission.waiting, served.begun) == (3, 3, ["w"])
+    served.end("w")
+    await until(lambda: served.begun == ["w", "a", "b"])
+    assert (served.admission.running, served.admission.waiting) == (2, 1)
+    for name in "abc":
+        served.end(name)
+    assert [(await each).status_code for each in (wide, *asked)] == [200] * 4
+    assert served.admission.running == 0
 
 
 async def test_a_full_queue_refuses_before_the_body_is_read_and_does_not_keep_it() -> None:

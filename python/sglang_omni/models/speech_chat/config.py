@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.models.prompts import encoder_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
 from sglang_omni.packages import install_line
 from sglang_omni.preprocessing.request_params import RequestParams
+from sglang_omni.preprocessing.text import PromptEncoder
 
 _PACKAGE = "sglang_omni.models.speech_chat"
 
@@ -93,11 +95,18 @@ class SpeechChatPipelineConfig(PipelineConfig):
         default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE", "ORT_DISABLE_TELEMETRY": "1"}
     )
 
+    def prompt_encoder(self) -> PromptEncoder:
+        """The language model's tokenizer and chat template."""
+        return encoder_of(self, self._checkpoint())
+
+    def _checkpoint(self) -> Path:
+        """The language model's directory; the bundled one's is made as its stage starts."""
+        return checkpoint_place() if self.model_path == BUNDLED else Path(self.model_path)
+
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for other stages than the thinker,
         or if the checkpoint does not exist yet."""
-        directory = checkpoint_place() if self.model_path == BUNDLED else Path(self.model_path)
-        file = directory / "config.json"
+        file = self._checkpoint() / "config.json"
         if stage != "thinker" or not file.exists():
             return None
         fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -13,8 +13,10 @@ from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.models.memory import text_model_demand
+from sglang_omni.models.prompts import encoder_of
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
+from sglang_omni.preprocessing.text import PromptEncoder
 
 _PACKAGE = "sglang_omni.models.text"
 
@@ -47,6 +49,10 @@ class TextPipelineConfig(PipelineConfig):
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    def prompt_encoder(self) -> PromptEncoder:
+        """The checkpoint's tokenizer and chat template."""
+        return encoder_of(self, self.model_path)
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""

@@ -80,10 +80,15 @@ class AdmissionLimits:
 
 
 class Place:
-    """The place of a running request, and the time it was given."""
+    """The place of a running request, and the time it was given.
+
+    Attributes:
+        parts: How many requests of the pipeline it stands for.
+    """
 
     def __init__(self) -> None:
         self.since = time.monotonic()
+        self.parts = 1
 
 
 class Admission:
@@ -99,6 +104,7 @@ class Admission:
         self.limits = limits or AdmissionLimits()
         self.refused = {"queue_full": 0, "queue_timeout": 0, "bodies": 0}
         self._running: OrderedDict[Place, None] = OrderedDict()
+        self._running_parts = 0
         self._queue: OrderedDict[asyncio.Future[Place], None] = OrderedDict()
         self._mean_seconds: float | None = None
         self._max_body_bytes = _LARGEST_BODIES * max_body_size
@@ -106,7 +112,8 @@ class Admission:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        """Requests that run in the pipeline; several answers to one request count as several."""
+        return self._running_parts
 
     @property
     def waiting(self) -> int:
@@ -165,11 +172,20 @@ class Admission:
                 self._pass_on(turn.result())
 
     def leave(self, place: Place) -> None:
-        """Give a place back: the first request that waits gets one."""
+        """Give a place back: the first requests that wait get what is free."""
         seconds = time.monotonic() - place.since
         mean = self._mean_seconds
         self._mean_seconds = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
         self._pass_on(place)
+
+    def widen(self, place: Place, parts: int) -> None:
+        """Have a place stand for ``parts`` requests of the pipeline.
+
+        They run at once, even beyond the limit: a request that waited for further places while it holds one
+        could wait for ever. Until they end, later requests wait.
+        """
+        self._running_parts += parts - place.parts
+        place.parts = parts
 
     def refusal(self, reason: str) -> HTTPException:
         """The error for a request that is refused, which is counted. ``reason``: a key of ``refused``."""
@@ -194,16 +210,19 @@ class Admission:
     @property
     def _has_place(self) -> bool:
         limit = self.limits.max_running
-        return limit is None or (len(self._running) < limit and not self._queue)
+        return limit is None or (self._running_parts < limit and not self._queue)
 
     def _give(self) -> Place:
         place = Place()
         self._running[place] = None
+        self._running_parts += place.parts
         return place
 
     def _pass_on(self, place: Place) -> None:
         del self._running[place]
-        if self._queue:
+        self._running_parts -= place.parts
+        limit = self.limits.max_running
+        while self._queue and (limit is None or self._running_parts < limit):
             turn, _ = self._queue.popitem(last=False)
             turn.set_result(self._give())
 

@@ -25,6 +25,7 @@ from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
+from sglang_omni.serve.api.tokenize import tokenize_routes
 from sglang_omni.serve.api.transcriptions import transcription_routes
 
 
@@ -80,6 +81,7 @@ def create_app(
         speech_routes,
         transcription_routes,
         generate_routes,
+        tokenize_routes,
         admin_routes,
         page_routes,
     ):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -164,6 +166,23 @@ def _top_k(value: int) -> int:
 
 
 TopK = Annotated[int, Field(lt=2**31), AfterValidator(_top_k)]
+
+
+def _by_token(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    by_token = {}
+    for token, bias in value.items():
+        if not isinstance(token, str) or re.fullmatch("[0-9]{1,18}", token) is None:
+            raise ValueError(f"{str(token)[:64]!r} is not a token id")
+        by_token[int(token)] = bias
+    return by_token
+
+
+# OpenAI's: added to the logits of tokens, by token id as text.
+LogitBias = Annotated[
+    dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=256), BeforeValidator(_by_token)
+]
 
 
 class SamplingFields(ApiModel):

@@ -79,15 +79,16 @@ class Gate:
             await _drop_body(receive)
             await error_response(refusal)(scope, receive, send)
             return
-        visit = _Visit(self.admission, receive)
+        visit = Visit(self.admission, receive)
+        scope.setdefault("state", {})["visit"] = visit
         try:
             await self.app(scope, visit.receive, send)
         finally:
             visit.end()
 
 
-class _Visit:
-    """One request's way through the gate."""
+class Visit:
+    """One request's way through the gate. Routes find it in ``request.state.visit``."""
 
     def __init__(self, admission: Admission, receive: Receive) -> None:
         self._admission = admission
@@ -110,6 +111,11 @@ class _Visit:
             if self._place is None:
                 return {"type": "http.disconnect"}
         return message
+
+    def widen(self, parts: int) -> None:
+        """Have the request's place stand for ``parts`` requests of the pipeline."""
+        if self._place is not None:
+            self._admission.widen(self._place, parts)
 
     def end(self) -> None:
         self._admission.let_go(self._held)

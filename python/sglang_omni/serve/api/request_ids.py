@@ -63,12 +63,7 @@ class RunningRequests:
             RequestError: ``chosen`` is the id of another running request of this owner, which goes on.
         """
         if chosen is not None and self._is_taken(name.owner, chosen):
-            raise RequestError(
-                f"request_id: request {chosen!r} is running already; use another id, or none",
-                param="request_id",
-                code="duplicate_request_id",
-                status=409,
-            )
+            raise _running_already(chosen)
         name.id = chosen or name.called
         while self._is_taken(name.owner, name.id):
             name.id = f"{name.called}-{uuid4().hex[:8]}"
@@ -84,6 +79,23 @@ class RunningRequests:
             while any(self._is_taken(name.owner, f"{prefix}-{index}") for index in range(count)):
                 prefix = f"{name.id}-{uuid4().hex[:8]}"
             name.parts = [f"{prefix}-{index}" for index in range(count)]
+            self._enter(name)
+        return name.parts
+
+    def rename_parts(self, name: RequestName, parts: Sequence[str]) -> Sequence[str]:
+        """Give the parts of a running request ids of the caller's.
+
+        Raises:
+            RequestError: One is the id of another running request of this owner.
+        """
+        self.leave(name)
+        name.parts = [name.id]
+        try:
+            for part in parts:
+                if self._is_taken(name.owner, part):
+                    raise _running_already(part)
+            name.parts = list(parts)
+        finally:
             self._enter(name)
         return name.parts
 
@@ -117,6 +129,15 @@ class RunningRequests:
     def _is_taken(self, owner: str | None, request_id: str) -> bool:
         names = self._by_name.get((owner, request_id), ())
         return any(request_id == name.id or request_id in name.parts for name in names)
+
+
+def _running_already(request_id: str) -> RequestError:
+    return RequestError(
+        f"request_id: request {request_id!r} is running already; use another id, or none",
+        param="request_id",
+        code="duplicate_request_id",
+        status=409,
+    )
 
 
 def _names(name: RequestName) -> set[str]:

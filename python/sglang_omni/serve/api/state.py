@@ -12,10 +12,12 @@ from starlette.requests import Request
 from sglang_omni.client import Client, RequestError
 from sglang_omni.config.nearest import nearest
 from sglang_omni.preprocessing.request_params import RequestParams, check_params
+from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinator
 from sglang_omni.serve.api.metrics import Metrics
+from sglang_omni.serve.api.prompts import Prompts
 from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.session import owner_of
 
@@ -27,6 +29,9 @@ class Capabilities:
     """What a pipeline can do, as its config class declares in attributes of these names.
 
     None: not declared, so nothing is refused for it. Names of voices are compared without regard to case.
+
+    Attributes:
+        prompt_encoder: Loads the model's tokenizer and chat template, without its weights.
     """
 
     tasks: frozenset[str] | None = None
@@ -35,6 +40,7 @@ class Capabilities:
     voices: frozenset[str] | None = None
     stages: frozenset[str] | None = None
     request_params: RequestParams | None = None
+    prompt_encoder: Callable[[], PromptEncoder] | None = None
 
     @classmethod
     def of(cls, config: Any) -> Capabilities:
@@ -52,6 +58,7 @@ class Capabilities:
             voices=None if voices is None else frozenset(voice.lower() for voice in voices),
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
+            prompt_encoder=getattr(config, "prompt_encoder", None),
         )
 
 
@@ -66,6 +73,7 @@ class AppState:
         bodies: Reads JSON bodies.
         started: Unix time.
         coordinator: Asked for load and told to flush caches.
+        prompts: The model's tokenizer.
     """
 
     client: Client
@@ -79,8 +87,10 @@ class AppState:
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
     coordinator: AdminCoordinator = field(init=False)
+    prompts: Prompts = field(init=False)
 
     def __post_init__(self) -> None:
+        self.prompts = Prompts(self.capabilities.prompt_encoder)
         self.coordinator = admin_coordinator(self.client)
 
     @property

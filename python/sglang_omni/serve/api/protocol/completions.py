@@ -7,18 +7,15 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from sglang_omni.serve.api.fields import (
-    Count,
     ExtensionFields,
+    LogitBias,
     Name,
-    OnlyEmptyDict,
     OnlyEmptyText,
-    OnlyFalse,
-    OnlyNone,
-    OnlyOne,
     SamplingFields,
     TokenId,
     at_most,
 )
+from sglang_omni.serve.api.protocol.constraints import ConstraintFields
 from sglang_omni.serve.api.protocol.options import StreamOptions
 
 
@@ -46,18 +43,31 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(SamplingFields, ExtensionFields):
+# Of one request, to all its prompts together.
+MOST_ANSWERS = 128
+Answers = Annotated[int, Field(ge=1, le=MOST_ANSWERS)]
+Logprobs = Annotated[int, Field(ge=0, le=20)]
+
+
+class CompletionRequest(SamplingFields, ConstraintFields, ExtensionFields):
+    """
+    Attributes:
+        max_tokens: 0 only with ``echo``, for the prompt's log-probabilities alone.
+        best_of: How many answers are written, of which the ``n`` likeliest by their mean log-probability are
+            given.
+    """
+
     model: Name | None = None
     prompt: Prompt
     parse_special_tokens: bool = False
-    max_tokens: Count | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Name | None = None
+    n: Answers = 1
+    best_of: Answers | None = None
+    echo: bool = False
+    logprobs: Logprobs | None = None
+    logit_bias: LogitBias | None = None
 
-    n: OnlyOne = 1
-    best_of: OnlyOne = None
-    echo: OnlyFalse = None
-    logprobs: OnlyNone = None
     suffix: OnlyEmptyText = None
-    logit_bias: OnlyEmptyDict = None

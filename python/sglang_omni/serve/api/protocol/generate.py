@@ -2,45 +2,99 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from sglang_omni.serve.api.fields import (
     Count,
     ExtensionFields,
+    LogitBias,
     OnlyFalse,
-    OnlyNone,
-    OnlyOne,
     OnlyTrue,
     OnlyZero,
     RequestId,
     SamplingFields,
+    at_most,
 )
-from sglang_omni.serve.api.protocol.completions import TokenIds
+from sglang_omni.serve.api.protocol.completions import MOST_ANSWERS, Answers, TokenIds
+from sglang_omni.serve.api.protocol.constraints import GrammarFields
 
 
-class GenerateSampling(SamplingFields):
+class GenerateSampling(SamplingFields, GrammarFields):
     """SGLang's ``sampling_params``."""
 
     max_new_tokens: Count | None = None
-    n: OnlyOne = 1
+    n: Answers = 1
+    logit_bias: LogitBias | None = None
     min_new_tokens: OnlyZero = None
     skip_special_tokens: OnlyTrue = True
     spaces_between_special_tokens: OnlyTrue = True
     no_stop_trim: OnlyFalse = None
-    regex: OnlyNone = None
-    json_schema: OnlyNone = None
-    ebnf: OnlyNone = None
+
+
+def _several_tag(value: Any) -> str:
+    return "§several" if isinstance(value, list) else "§one"
+
+
+def _lists_tag(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    return "§several" if isinstance(first, list) else "§one"
+
+
+_Several = at_most(MOST_ANSWERS, least=1)
+Texts = Annotated[
+    Annotated[str, Tag("§one"), Field(min_length=1)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Tag("§several"), _Several],
+    Discriminator(_several_tag),
+]
+InputIds = Annotated[
+    Annotated[TokenIds, Tag("§one")] | Annotated[list[TokenIds], Tag("§several"), _Several],
+    Discriminator(_lists_tag),
+]
+Samplings = Annotated[
+    Annotated[GenerateSampling, Tag("§one")] | Annotated[list[GenerateSampling], Tag("§several"), _Several],
+    Discriminator(_several_tag),
+]
+Rids = Annotated[
+    Annotated[RequestId, Tag("§one")] | Annotated[list[RequestId], Tag("§several"), _Several],
+    Discriminator(_several_tag),
+]
+_Start = Annotated[int, Field(ge=-1, lt=2**31)]
+_Top = Annotated[int, Field(ge=0, le=20)]
+Flags = Annotated[
+    Annotated[bool, Tag("§one")] | Annotated[list[bool], Tag("§several"), _Several],
+    Discriminator(_several_tag),
+]
+Starts = Annotated[
+    Annotated[_Start, Tag("§one")] | Annotated[list[_Start], Tag("§several"), _Several],
+    Discriminator(_several_tag),
+]
+Tops = Annotated[
+    Annotated[_Top, Tag("§one")] | Annotated[list[_Top], Tag("§several"), _Several],
+    Discriminator(_several_tag),
+]
 
 
 class NativeRequest(ExtensionFields):
-    """SGLang's own ``/generate``: one text or one list of token ids."""
+    """SGLang's own ``/generate``: a text or token ids, or lists of either.
 
-    text: Annotated[str, Field(min_length=1)] | None = None
-    input_ids: TokenIds | None = None
+    With several prompts, a field in the plural may be a list with one value for each prompt.
+
+    Attributes:
+        return_logprob: Whether ``meta_info`` has ``output_token_logprobs``.
+        logprob_start_len: The first token of the prompt that ``input_token_logprobs`` has; -1: none.
+        top_logprobs_num: How many of the likeliest tokens at each place are told.
+        return_text_in_logprobs: Whether a token's text is told beside its id.
+    """
+
+    text: Texts | None = None
+    input_ids: InputIds | None = None
     parse_special_tokens: bool = False
-    sampling_params: GenerateSampling = Field(default_factory=GenerateSampling)
-    rid: RequestId | None = None
+    sampling_params: Samplings = Field(default_factory=GenerateSampling)
+    rid: Rids | None = None
     stream: bool = False
-    return_logprob: OnlyFalse = False
+    return_logprob: Flags = False
+    logprob_start_len: Starts = -1
+    top_logprobs_num: Tops = 0
+    return_text_in_logprobs: bool = False
