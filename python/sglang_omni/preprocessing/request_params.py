@@ -16,6 +16,11 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "stop", "stop_token_ids", "max_new_tokens", "ignore_eos"),
 )
+# Those of a chat: what its prompt is made of.
+CHAT = (
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "reasoning_effort"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
+)
 # Parameters of every request; those in stage_params are checked by stage.
 _ALWAYS = ("stream", "stage_params")
 

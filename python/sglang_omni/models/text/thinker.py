@@ -9,11 +9,17 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, RequestSampling
-from sglang_omni.models.text_answer import new_text, text_result, written
+from sglang_omni.models.text_answer import (
+    AnswerTexts,
+    answer_params,
+    new_text,
+    text_chunks,
+    text_result,
+    written,
+)
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.text import read_json
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 # Fields of generation_config.json.
@@ -21,8 +27,8 @@ _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 
 class TextThinker:
-    """The callbacks of the stage's ``OmniScheduler``: from ``{"prompt_token_ids": [int]}`` to the caller's
-    result of a text answer.
+    """The callbacks of the stage's ``OmniScheduler``: from ``{"prompt_token_ids": [int]}``, perhaps with
+    a ``reading``, to the caller's result of a text answer.
 
     Args:
         tokenizer: The checkpoint's.
@@ -30,7 +36,7 @@ class TextThinker:
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
-        self._tokenizer = tokenizer
+        self._texts = AnswerTexts(tokenizer)
         self._sampling_defaults = dict(sampling_defaults)
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
@@ -38,21 +44,21 @@ class TextThinker:
         Raises:
             RequestError: A sampling parameter is out of its range.
         """
-        params = stage_params(payload.request, "thinker")
+        params = answer_params(payload, stage_params(payload.request, "thinker"))
         given = {name: value for name, value in params.items() if value is not None}
         sampling = RequestSampling.from_params({**self._sampling_defaults, **given})
         return EngineRequest(
             payload.request_id,
             payload.data["prompt_token_ids"],
             sampling,
-            IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
+            self._texts.of(payload, sampling.stop),
         )
 
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text for the caller."""
-        return new_text(payload, request)
+        return text_chunks(payload, new_text(request))
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         return StagePayload(payload.request_id, payload.request, text_result(written(request)))

@@ -72,6 +72,20 @@ _FLAGS = (
     ),
     _Flag("--mem-fraction-static", "mem_fraction_static", "share of a GPU for weights and KV cache", share),
     _Flag("--disable-radix-cache", "prefix_cache", "share no prefixes between requests", const=False),
+    _Flag(
+        "--tool-call-parser",
+        "tool_call_parser",
+        "how the model writes calls of tools, such as hermes; by default as its chat template says",
+        not_empty,
+        metavar="NAME",
+    ),
+    _Flag(
+        "--reasoning-parser",
+        "reasoning_parser",
+        "the marks around what the model thinks, such as qwen3; none leaves them in the answer",
+        not_empty,
+        metavar="NAME",
+    ),
     _Flag("--tp-size", "tp_size", "ranks that a model is split over"),
 )
 
