@@ -46,6 +46,8 @@ class ScriptedPipeline:
         self.speech_usage: dict[str, int] | None = None
         self.up = True
         self.tells_tokens = False
+        # Further fields of a text result.
+        self.more: dict[str, Any] = {}
 
     def was_aborted(self, request_id: str) -> bool:
         """Whether it is within the time a failing test takes: who left is noticed a moment later."""
@@ -142,6 +144,7 @@ class ScriptedPipeline:
                 {"start": 0.0, "end": 0.5, "text": "Hello"},
                 {"start": 0.5, "end": 3661.25, "text": " there"},
             ],
+            **self.more,
         }
         audio = {"modality": "audio", "audio_data": self.samples, "sample_rate": RATE, "text": text["text"]}
         if request.metadata["task"] == "speech":

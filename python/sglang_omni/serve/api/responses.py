@@ -40,7 +40,7 @@ from sglang_omni.serve.api.streaming import StreamedResponse, event, until_disco
 
 # The request's fields by the names that stages know.
 _SPELLING = {"json_schema": "text.format", "logprobs": "top_logprobs", "messages": "input"}
-_SPELLING["max_tokens"] = "max_output_tokens"
+_SPELLING |= {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 
 
 @dataclass
@@ -242,6 +242,9 @@ def _request(
     extra: dict[str, Any] = {}
     if body.chat_template_kwargs:
         extra["chat_template_kwargs"] = body.chat_template_kwargs
+    effort = body.reasoning.effort if body.reasoning else None
+    if effort is not None:
+        extra["reasoning_effort"] = effort
     sampling = _sampling(body)
     params = {**extra, **guiding_params(sampling)}
     if tools:
@@ -325,7 +328,7 @@ def _head(body: ResponsesRequest, model: str) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": body.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "service_tier": "default",
         "store": body.store,
         "temperature": body.temperature,

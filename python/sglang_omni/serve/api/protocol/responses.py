@@ -233,7 +233,9 @@ class TextOptions(ApiModel):
 
 
 class ReasoningOptions(ApiModel):
-    effort: OnlyNone = None
+    """``effort``: for a chat template that has a place for it. Reasoning is told in full, never summed up."""
+
+    effort: Name | None = None
     summary: OnlyNone = None
     generate_summary: OnlyNone = None
 
