@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from typing import Any
 
 import openai
@@ -29,7 +31,7 @@ def test_n_answers_count_their_prompt_once(api, pipeline):
     assert {choice.text for choice in answer.choices} == {"Hello."}
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (14, 18)
     assert answer.usage.prompt_tokens_details.cached_tokens == 8
-    asked = {request_id: request for request_id, request in pipeline.requests}
+    asked = dict(pipeline.requests)
     own = answer.id.removeprefix("cmpl-")
     assert set(asked) == {f"{own}-{index}" for index in range(6)}
     assert [asked[f"{own}-{index}"].params["seed"] for index in range(6)] == [5, 6, 7] * 2
@@ -151,11 +153,8 @@ def test_native_lists(http, pipeline):
     assert second["meta_info"]["id"] == "y"
     assert "output_token_logprobs" not in second["meta_info"]
     params = {request_id: request.params for request_id, request in pipeline.requests}
-    assert (params["x"]["max_new_tokens"], params["x"]["logprobs"], params["x"]["prompt_logprobs"]) == (
-        3,
-        1,
-        1,
-    )
+    names = ("max_new_tokens", "logprobs", "prompt_logprobs")
+    assert [params["x"][name] for name in names] == [3, 1, 1]
     assert (params["y"]["max_new_tokens"], params["y"].get("logprobs")) == (4, None)
 
 
@@ -168,8 +167,6 @@ def test_native_answers_are_a_list_if_prompts_are_or_n_is(http):
 
 
 def test_native_streams_tell_all_so_far_with_an_index(http, pipeline):
-    import json
-
     pipeline.tells_tokens = True
     with http.stream("POST", "/generate", json={"text": ["a", "b"], "stream": True}) as answer:
         lines = [line for line in answer.iter_lines() if line]
@@ -184,8 +181,6 @@ def test_native_streams_tell_all_so_far_with_an_index(http, pipeline):
 
 def test_an_abort_by_the_requests_name_ends_all_answers(http, pipeline):
     """The first answer hangs before its first part: the others have not begun, and never do."""
-    import threading
-
     pipeline.hangs_after = 0
     answers = []
     body = {"prompt": "a", "n": 3, "request_id": "mine"}
