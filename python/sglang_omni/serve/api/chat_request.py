@@ -30,6 +30,8 @@ _PART_MODALITY = {
     "image_url": "image",
     "video_url": "video",
 }
+# Fields of a message that pipelines read under other names, or not at all.
+_NOT_PASSED_ON = {"audio", "refusal", "annotations", "function_call", "reasoning"}
 _TALKER = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
 
 
@@ -97,7 +99,8 @@ def spelling_of(body: ChatCompletionRequest) -> dict[str, str]:
         spelling |= {"tools": "functions", "tool_choice": "function_call"}
     # A stage makes one of the tools, and after reasoning of what else the answer must match.
     made_of = spelling.get("tools", "tools") if constraint is None else constraint.param
-    spelling.setdefault("structural_tag", made_of)
+    for name in ("structural_tag", "json_schema"):
+        spelling.setdefault(name, made_of)
     return spelling
 
 
@@ -176,7 +179,7 @@ def _messages(server: AppState, body: ChatCompletionRequest) -> list[dict[str, A
 def _turn(message: ChatMessage) -> dict[str, Any]:
     """A message as pipelines read it: an earlier spoken answer is its transcript, a refusal is its text, and
     OpenAI's older functions are tools."""
-    turn = message.model_dump(exclude_none=True, exclude={"audio", "refusal", "function_call", "reasoning"})
+    turn = message.model_dump(exclude_none=True, exclude=_NOT_PASSED_ON)
     if message.role == "function":
         turn["role"] = "tool"
     for call in turn.get("tool_calls", ()):
