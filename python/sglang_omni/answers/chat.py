@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from sglang_omni.answers.formats import (
     PLAIN,
     PLAIN_NAME,
     THINKING,
+    CallFormat,
     call_format_of,
     thinking_of,
 )
@@ -83,6 +85,9 @@ class ChatPrompts:
         in_template = "tools" in template.variables
         if not in_template and (tools is not None or any(map(_is_of_tools, messages))):
             messages = tools_as_text(messages, () if tools is None else tools.offered)
+        length = self._call_format(template)[1].id_length
+        if length is not None:
+            messages = [_with_ids(message, length) for message in messages]
         continues = _continues(request)
         text = self.prompts.render(
             messages,
@@ -93,6 +98,13 @@ class ChatPrompts:
         if continues:
             text = _cut_after(text, self._last_text(messages))
         return text, self._reading(text, template, tools, request)
+
+    def _call_format(self, template: ChatTemplate) -> tuple[str | None, CallFormat]:
+        """The name of the format in which the model writes calls, None if it is not known here, and the
+        format; another's parser is known by its name alone."""
+        in_template = "tools" in template.variables
+        name = self._calls or (call_format_of(template.source) if in_template else "hermes")
+        return name, CALL_FORMATS.get(name or PLAIN_NAME, PLAIN)
 
     def _last_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
         content = messages[-1]["content"]
@@ -112,52 +124,67 @@ class ChatPrompts:
         begin, end = THINKING.get(thinking or "", ("<think>", "</think>"))
         if thinking == NO_REASONING or text.rstrip().endswith(end):
             thinking = None
+        if thinking is None and tools is None:
+            return None
         inside = thinking is not None and text.rstrip().endswith(begin)
         calls = None
-        wanted = forced.asked_for(stage_params(request, "thinker"))
-        answer = wanted
+        wanted = answer = forced.asked_for(stage_params(request, "thinker"))
         if tools is not None:
-            calls, answer = self._calls_of(template, tools, wanted)
+            calls, answer = _calls_of(*self._call_format(template), tools, wanted)
         if answer is not None and thinking in THINKING:
-            answer = forced.after_thinking(THINKING[thinking], answer, inside=inside)
-        if calls is None and thinking is None:
-            return None
+            answer = forced.after_thinking((begin, end), answer, inside=inside)
         sampling: dict[str, Any] = {}
-        if answer is not wanted and answer is not None:
+        if answer is not None and answer is not wanted:
             sampling = dict.fromkeys(_GRAMMARS) | {"structural_tag": forced.structural_tag(answer)}
         return Reading(calls=calls, thinking=thinking, inside=inside, sampling=sampling)
 
-    def _calls_of(
-        self, template: ChatTemplate, tools: Tools, wanted: forced.Format | None
-    ) -> tuple[str, forced.Format | None]:
-        """The name of the format of calls, and what the answer must match."""
-        in_template = "tools" in template.variables
-        name = self._calls or (call_format_of(template.source) if in_template else "hermes")
-        form = CALL_FORMATS.get(name or PLAIN_NAME)
-        if tools.forced:
-            known = name if form is not None and name is not None else PLAIN_NAME
-            return known, forced.forced_calls(form or PLAIN, tools.forced, parallel=tools.parallel)
-        if name is None:
-            raise RequestError(
-                "tools: how this model writes calls is not known here; start the server with "
-                "--tool-call-parser NAME, or force a call with tool_choice",
-                param="tools",
-                code="unsupported_parameter",
-            )
-        if form is None:
-            if wanted is not None:
-                raise RequestError(
-                    f"response_format: not together with tools, whose calls SGLang's parser {name!r} reads",
-                    param="response_format",
-                    code="unsupported_value",
-                )
-            return name, None
+
+def _calls_of(
+    name: str | None, form: CallFormat, tools: Tools, wanted: forced.Format | None
+) -> tuple[str, forced.Format | None]:
+    """The name of the format of an answer's calls, and what the answer must match.
+
+    Args:
+        wanted: What its content must match.
+    """
+    if tools.forced:
+        known = name if name in CALL_FORMATS else PLAIN_NAME
+        return known or PLAIN_NAME, forced.forced_calls(form, tools.forced, parallel=tools.parallel)
+    if name is None:
+        raise RequestError(
+            "tools: how this model writes calls is not known here; start the server with "
+            "--tool-call-parser NAME, or force a call with tool_choice",
+            param="tools",
+            code="unsupported_parameter",
+        )
+    if name not in CALL_FORMATS:
         if wanted is not None:
-            calls = forced.forced_calls(form, tools.offered, parallel=tools.parallel)
-            return name, forced.either(wanted, calls)
-        if any(map(forced.is_strict, tools.offered)):
-            return name, forced.strict_calls(form, tools.offered, parallel=tools.parallel)
+            raise RequestError(
+                f"response_format: not together with tools, whose calls SGLang's parser {name!r} reads",
+                param="response_format",
+                code="unsupported_value",
+            )
         return name, None
+    if wanted is not None:
+        calls = forced.forced_calls(form, tools.offered, parallel=tools.parallel)
+        return name, forced.either(wanted, calls)
+    if any(map(forced.is_strict, tools.offered)):
+        return name, forced.strict_calls(form, tools.offered, parallel=tools.parallel)
+    return name, None
+
+
+def _with_ids(message: Mapping[str, Any], length: int) -> Mapping[str, Any]:
+    """A message whose ids of calls are letters and digits of this number: the last of those they have."""
+
+    def fitting(call_id: Any) -> str:
+        return re.sub("[^A-Za-z0-9]", "", str(call_id or ""))[-length:].rjust(length, "0")
+
+    if message.get("tool_calls"):
+        calls = [{**call, "id": fitting(call.get("id"))} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    if message["role"] == "tool":
+        return {**message, "tool_call_id": fitting(message.get("tool_call_id"))}
+    return message
 
 
 def _options(request: OmniRequest, template: ChatTemplate) -> dict[str, Any]:

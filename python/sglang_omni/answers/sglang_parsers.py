@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from sglang_omni.answers.news import Calls, News
@@ -16,20 +19,20 @@ from sglang_omni.answers.news import Calls, News
 
 def call_parser_names() -> tuple[str, ...]:
     """The names of SGLang's parsers of calls; none if it is not installed."""
-    try:
-        from sglang.srt.function_call.parser_names import TOOL_CALL_PARSER_NAMES
-    except ImportError:
-        return ()
-    return tuple(TOOL_CALL_PARSER_NAMES)
+    return _names("srt/function_call/parser_names.py", "TOOL_CALL_PARSER_NAMES")
 
 
 def reasoning_parser_names() -> tuple[str, ...]:
     """The names of SGLang's parsers of reasoning; none if it is not installed."""
-    try:
-        from sglang.srt.parser.reasoning_parser_names import REASONING_PARSER_NAMES
-    except ImportError:
+    return _names("srt/parser/reasoning_parser_names.py", "REASONING_PARSER_NAMES")
+
+
+def _names(file: str, name: str) -> tuple[str, ...]:
+    """A list of names in a file of SGLang, which is a module that imports nothing."""
+    sglang = find_spec("sglang")
+    if sglang is None or sglang.origin is None:
         return ()
-    return tuple(REASONING_PARSER_NAMES)
+    return tuple(run_path(str(Path(sglang.origin).parent / file))[name])
 
 
 def load_sglang(*, calls: bool, thinking: bool) -> None:

@@ -132,6 +132,8 @@ class XmlCalls:
 
     def _value(self, name: str, text: str) -> Any:
         schema = self._properties.get(name)
+        if isinstance(schema, Mapping) and "enum" in schema and text.strip() in schema["enum"]:
+            return text.strip()
         if isinstance(schema, Mapping) and schema.get("type") == "string":
             return text
         try:

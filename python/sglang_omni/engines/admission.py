@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.proto import RequestError
+from sglang_omni.proto.limits import MAX_PROMPT_LOGPROBS
 
 
 def admit(
@@ -37,6 +38,7 @@ def admit(
             param="prompt_token_ids",
             code="invalid_value",
         )
+    _check_demands(request, vocab_size)
     # The last token of an answer is never fed back, so it needs no room in the pool.
     limit = min(context_length, pool_tokens + 1)
     if len(prompt) >= limit:
@@ -60,6 +62,25 @@ def admit(
         room = min(room, num_positions - following + 1)
     wanted = request.sampling.max_new_tokens
     request.max_new_tokens = room if wanted is None else min(wanted, room)
+
+
+def _check_demands(request: EngineRequest, vocab_size: int) -> None:
+    sampling, prompt = request.sampling, request.prompt_token_ids
+    if sampling.logit_bias and max(token for token, _ in sampling.logit_bias) >= vocab_size:
+        raise RequestError(
+            f"logit_bias must be of token ids from 0 to {vocab_size - 1}, got "
+            f"{max(token for token, _ in sampling.logit_bias)}",
+            param="logit_bias",
+            code="invalid_value",
+        )
+    told = None if sampling.prompt_logprobs is None else len(prompt) * (1 + sampling.prompt_logprobs)
+    if told is not None and told > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs: {len(prompt)} tokens with {sampling.prompt_logprobs} alternatives each are "
+            f"more than {MAX_PROMPT_LOGPROBS} log-probabilities: ask for fewer, or shorten the prompt",
+            param="prompt_logprobs",
+            code="invalid_value",
+        )
 
 
 def never_runs(request: EngineRequest, free_tokens: int, pool_tokens: int) -> RuntimeError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol, TypeVar
 
-from sglang_omni.engines.request import BaseRequest
+from sglang_omni.engines.request import BaseRequest, EngineRequest
+from sglang_omni.model_runner.config import DecoderConfig
 
 RequestT = TypeVar("RequestT", bound=BaseRequest)
 
@@ -72,3 +73,15 @@ class Engine(Protocol[RequestT]):
         Called by the engine's thread after every step: it must be cheap.
         """
         ...
+
+
+class TokenEngine(Engine[EngineRequest], Protocol):
+    """An autoregressive engine.
+
+    Attributes:
+        config: Its decoder's shape; of a model that SGLang alone knows, only the vocabulary, the context and
+            the end tokens.
+    """
+
+    @property
+    def config(self) -> DecoderConfig: ...

@@ -17,6 +17,7 @@ from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.sampling import SamplingRow
 from sglang_omni.model_runner.sequence import SequenceSpan
+from sglang_omni.model_runner.token_scores import PromptRows
 
 
 class StepBatch(NamedTuple):
@@ -25,6 +26,7 @@ class StepBatch(NamedTuple):
     chunks: list[Chunk]
     forward: ForwardBatch
     sampling: list[SamplingRow]
+    prompts: list[PromptRows]
 
 
 class BatchBuilder:
@@ -67,7 +69,10 @@ class BatchBuilder:
         else:
             forward = self._paged(rows, ordered)
         return StepBatch(
-            ordered, forward, [c.request.sampling_row(self._vocab_size) for c in ordered if c.samples]
+            ordered,
+            forward,
+            [c.request.sampling_row(self._vocab_size) for c in ordered if c.samples],
+            _prompt_rows(ordered, rows.spans),
         )
 
     def _rows(self, chunks: list[Chunk]) -> _Rows:
@@ -300,6 +305,14 @@ class _RowParts(NamedTuple):
             pages=rows.pages,
             paged=paged,
         )
+
+
+def _prompt_rows(chunks: list[Chunk], spans: list[SequenceSpan]) -> list[PromptRows]:
+    return [
+        PromptRows(scores, span.start, span.first_row, span.num_tokens)
+        for chunk, span in zip(chunks, spans, strict=True)
+        if (scores := chunk.request.prompt_scores) is not None and not scores.complete
+    ]
 
 
 def _is_generated(chunk: Chunk) -> bool:

@@ -6,14 +6,13 @@ import logging
 
 import torch
 
-from sglang_omni.engines.base import Engine
+from sglang_omni.engines.base import TokenEngine
 from sglang_omni.engines.batching import BatchBuilder
 from sglang_omni.engines.engine import OmniEngine
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.planner import BatchPlanner
 from sglang_omni.engines.quantization import refuse_quantization
-from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache, attention
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 PAGE_SIZE = 16
 
 
-def build_engine(kind: EngineKind | None, spec: DecoderSpec, options: EngineOptions) -> Engine[EngineRequest]:
+def build_engine(kind: EngineKind | None, spec: DecoderSpec, options: EngineOptions) -> TokenEngine:
     """An engine for ``spec``. Both kinds give the same tokens; they differ in speed.
 
     Args:

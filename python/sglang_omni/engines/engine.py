@@ -10,6 +10,7 @@ from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.gpu_faults import after_failure, is_out_of_memory
+from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.runner import ModelRunner
 from sglang_omni.proto import Unavailable
 
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class OmniEngine:
-    """Implements ``engines.base.Engine``, which documents the methods."""
+    """Implements ``engines.base.TokenEngine``, which documents the methods."""
 
     def __init__(self, scheduler: BatchScheduler, builder: BatchBuilder, runner: ModelRunner) -> None:
         self.scheduler = scheduler
@@ -26,6 +27,10 @@ class OmniEngine:
         self._requests: dict[str, EngineRequest] = {}
         self._counters = StepCounters()
         self.stepped: Collection[str] = ()
+
+    @property
+    def config(self) -> DecoderConfig:
+        return self.runner.model.config
 
     @property
     def has_work(self) -> bool:
@@ -58,7 +63,7 @@ class OmniEngine:
             return [lost]
         try:
             step = self.builder.build(chunks)
-            tokens = self.runner.execute(step.forward, step.sampling)
+            tokens = self.runner.execute(step.forward, step.sampling, step.prompts)
         except RuntimeError as exc:
             if len(chunks) == 1 or not is_out_of_memory(exc) or self.runner.model.group.size > 1:
                 raise

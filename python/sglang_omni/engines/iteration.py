@@ -16,15 +16,26 @@ class IterationController:
         self._eos = frozenset(eos_token_ids)
 
     def advance(self, request: EngineRequest, token: int) -> FinishReason | None:
-        """Takes the request's next token. Returns why the request ends with it, None if it goes on."""
+        """Takes the request's next token. Returns why the request ends with it, None if it goes on.
+
+        If a grammar lets no token of the vocabulary follow, the request has a ``failure``.
+        """
         request.output_token_ids.append(token)
         if request.history is not None:
             request.history.add(token)
         sampling = request.sampling
         reason: FinishReason | None = None
         ends = token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos)
+        grammar = request.grammar
+        if grammar is not None and not grammar.accept(token):
+            request.failure = grammar.dead_end(len(request.output_token_ids))
+            return "abort"
         # An end token is no text: the detokenizer does not see it.
-        if ends or (request.detokenizer is not None and request.detokenizer.feed([token])):
+        if (
+            ends
+            or (request.detokenizer is not None and request.detokenizer.feed([token]))
+            or (grammar is not None and grammar.is_over)
+        ):
             reason = "stop"
         elif len(request.output_token_ids) >= request.max_new_tokens:
             reason = "length"

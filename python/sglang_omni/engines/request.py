@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, Protocol
 
+from sglang_omni.model_runner.demands import TokenDemands
+from sglang_omni.model_runner.grammar import GrammarState
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory
 from sglang_omni.model_runner.sequence import RotaryPositions, SequenceState
+from sglang_omni.model_runner.token_scores import PromptScores
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -67,6 +70,9 @@ class EngineRequest(BaseRequest):
             stand for the content of media, where the prompt has placeholders.
         cacheable: True if equal tokens have equal keys and values, which can then be shared. If not, the
             prompt's tokens are placeholders, and penalties ignore them.
+        grammar: What the output must match, if ``sampling`` names a grammar; it takes each output token.
+        demands: What the sampler does for this request alone; None for most requests.
+        prompt_scores: Set if the prompt's log-probabilities are wanted.
         cached_tokens: Prompt tokens found in the cache when the request first ran.
         num_computed: Tokens of prompt and output whose keys and values are in the cache.
         prefix_node: The prefix cache's id of the last published page of this request.
@@ -80,6 +86,7 @@ class EngineRequest(BaseRequest):
     positions: RotaryPositions | None = None
     key_token_ids: list[int] | None = None
     cacheable: bool = True
+    grammar: GrammarState | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     cached_tokens: int = 0
@@ -91,9 +98,20 @@ class EngineRequest(BaseRequest):
     num_published: int = 0
     history: TokenHistory | None = None
     generator: random.Random = field(init=False)
+    demands: TokenDemands | None = field(init=False)
+    prompt_scores: PromptScores | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.generator = random.Random(self.sampling.seed)
+        sampling = self.sampling
+        self.generator = random.Random(sampling.seed)
+        if sampling.grammar is not None and self.grammar is None:
+            raise ValueError(f"request {self.request_id!r} names a grammar and was given none")
+        self.demands = None
+        if self.grammar is not None or sampling.logit_bias or sampling.logprobs is not None:
+            self.demands = TokenDemands(sampling.logit_bias, self.grammar, sampling.logprobs)
+        self.prompt_scores = None
+        if sampling.prompt_logprobs is not None:
+            self.prompt_scores = PromptScores(self.prompt_token_ids, sampling.prompt_logprobs)
 
     def set_default_seed(self, seed: int) -> None:
         if self.sampling.seed is None:
@@ -104,6 +122,11 @@ class EngineRequest(BaseRequest):
         self.finish_reason = reason
         if self.detokenizer is not None:
             self.detokenizer.finish()
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """True if keys and values that others computed do: scores need every token of the prompt computed."""
+        return self.cacheable and (self.prompt_scores is None or self.prompt_scores.complete)
 
     @property
     def num_tokens(self) -> int:
@@ -127,8 +150,11 @@ class EngineRequest(BaseRequest):
         if params.has_penalties and self.history is None:
             prompt = self.prompt_token_ids if self.cacheable else ()
             self.history = TokenHistory(vocab_size, prompt, self.output_token_ids)
+        if self.demands is not None:
+            # A step that failed after its choice is computed again.
+            del self.demands.scores[len(self.output_token_ids) :]
         uniform = self.generator.random() if params.temperature > 0.0 else 0.0
-        return SamplingRow(params, uniform, self.history)
+        return SamplingRow(params, uniform, self.history, self.demands)
 
 
 def _slice(prompt: list[int], output: list[int], start: int, stop: int) -> list[int]:

@@ -63,7 +63,7 @@ class ResourceManager:
         """Leaves at least one token to compute: the request needs its logits."""
         found: list[_Node] = []
         parent, size = 0, self.page_size
-        if request.cacheable:
+        if request.reads_prefixes:
             for start in range(0, request.num_tokens - size, size):
                 node = self._nodes.get((parent, request.key_tokens(start, start + size)))
                 if node is None:

@@ -7,11 +7,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.engines.base import Engine
+from sglang_omni.engines.base import TokenEngine
 from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.quantization import quantization_of
-from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.config import FAMILIES
 
 logger = logging.getLogger(__name__)
@@ -22,9 +21,7 @@ def default_text_engine(model_path: Path, device: str) -> EngineKind:
     return "omni" if device == "cpu" and _only_sglang(model_path) is None else "sglang"
 
 
-def build_text_engine(
-    kind: EngineKind | None, model_path: Path, options: EngineOptions
-) -> Engine[EngineRequest]:
+def build_text_engine(kind: EngineKind | None, model_path: Path, options: EngineOptions) -> TokenEngine:
     """An engine for a text checkpoint.
 
     Args:

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_omni.proto import RequestError
-from sglang_omni.proto.limits import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
+from sglang_omni.proto.limits import (
+    MAX_BIAS,
+    MAX_GRAMMAR_LENGTH,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+)
 
+# What an answer must match; a request has at most one of them.
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 # A comparison with it refuses NaN, infinity, and integers that no float can hold.
 _HUGE = 1e300
 
@@ -30,6 +40,10 @@ class RequestSampling:
         stop_token_ids: Tokens that end the output, beside the model's own end tokens.
         max_new_tokens: None for as many as the context has room for.
         ignore_eos: Go on after the model's end tokens; ``stop_token_ids`` still end the output.
+        logit_bias: (token, what is added to its logit) before penalties.
+        logprobs: Tell each output token's log-probability, and so many of the likeliest ones.
+        prompt_logprobs: The same for the prompt's tokens.
+        json_schema, regex, ebnf, structural_tag: What the output must match, as text; at most one is set.
     """
 
     temperature: float = 1.0
@@ -44,6 +58,13 @@ class RequestSampling:
     stop_token_ids: tuple[int, ...] = ()
     max_new_tokens: int | None = None
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> RequestSampling:
@@ -56,7 +77,8 @@ class RequestSampling:
             "temperature": _number, "top_p": _number, "top_k": _integer, "min_p": _number,
             "repetition_penalty": _number, "presence_penalty": _number, "frequency_penalty": _number,
             "seed": _integer, "stop": _strings, "stop_token_ids": _integers,
-            "max_new_tokens": _integer, "ignore_eos": _flag,
+            "max_new_tokens": _integer, "ignore_eos": _flag, "logit_bias": _biases,
+            "logprobs": _integer, "prompt_logprobs": _integer, **dict.fromkeys(GRAMMARS, _text),
         }  # fmt: skip
         values = {
             name: read(name, params[name]) for name, read in readers.items() if params.get(name) is not None
@@ -89,6 +111,30 @@ class RequestSampling:
         )
         limit = self.max_new_tokens
         _check("max_new_tokens", limit, limit is None or limit >= 1, "at least 1")
+        if self.logit_bias:
+            _check_most("logit_bias", self.logit_bias, MAX_LOGIT_BIAS, "tokens")
+            least = min(token for token, _ in self.logit_bias)
+            _check("logit_bias", least, least >= 0, "of token ids from 0")
+            most = max(abs(bias) for _, bias in self.logit_bias)
+            _check("logit_bias", most, most <= MAX_BIAS, f"of numbers from -{MAX_BIAS} to {MAX_BIAS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(name, count, count is None or 0 <= count <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}")
+        given = [name for name in GRAMMARS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(
+                f"an answer can match only one of {' and '.join(given)}: leave out the others",
+                param=given[1],
+                code="invalid_value",
+            )
+        for name in given:
+            length = len(getattr(self, name))
+            _check(name, length, 0 < length <= MAX_GRAMMAR_LENGTH, f"1 to {MAX_GRAMMAR_LENGTH} characters")
+
+    @property
+    def grammar(self) -> tuple[str, str] | None:
+        """Which of ``GRAMMARS`` the output must match, and its text."""
+        return next(((name, text) for name in GRAMMARS if (text := getattr(self, name)) is not None), None)
 
     @property
     def has_penalties(self) -> bool:
@@ -125,6 +171,30 @@ def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise RequestError(f"{name} must be true or false, got {value!r}", param=name, code="invalid_type")
     return value
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise RequestError(f"{name} must be a text, got {value!r:.100}", param=name, code="invalid_type")
+    return value
+
+
+def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    # In JSON, the names in an object are texts.
+    if not isinstance(value, Mapping) or not all(_is_token(token) for token in value):
+        raise RequestError(
+            f"{name} must be an object from token ids to numbers, got {value!r:.100}",
+            param=name,
+            code="invalid_type",
+        )
+    _check_most(name, value, MAX_LOGIT_BIAS, "tokens")
+    return tuple((int(token), _number(name, bias)) for token, bias in value.items())
+
+
+def _is_token(token: Any) -> bool:
+    if isinstance(token, str):
+        return token.isdecimal() and token.isascii() and len(token) < 20
+    return isinstance(token, int) and not isinstance(token, bool)
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.decoder import Decoder
 from sglang_omni.model_runner.kv_cache import PagedKVCache
-from sglang_omni.model_runner.sampling import SamplingRow, sample
+from sglang_omni.model_runner.sampling import SamplingRow, next_tokens
+from sglang_omni.model_runner.token_scores import PromptRows
 
 
 class ModelRunner:
@@ -39,16 +40,22 @@ class ModelRunner:
         self._suppressed = torch.tensor(suppress_token_ids, dtype=torch.long).to(model.device)
 
     @torch.inference_mode()
-    def execute(self, batch: ForwardBatch, sampling: Sequence[SamplingRow]) -> list[int]:
+    def execute(
+        self, batch: ForwardBatch, sampling: Sequence[SamplingRow], prompts: Sequence[PromptRows] = ()
+    ) -> list[int]:
         """One step.
 
         Args:
             sampling: Of each of the batch's logit rows, in their order.
+            prompts: Chunks of prompts whose tokens' scores are wanted.
 
         Returns:
             The next token of each of them.
         """
         hidden = self.forward(batch, self.input_rows(batch))
+        for chunk in prompts:
+            rows = hidden[chunk.first_row : chunk.first_row + chunk.num_rows]
+            chunk.scores.add(chunk.start, rows, self.model.logits)
         if batch.logit_rows is not None:
             hidden = hidden[batch.logit_rows]
         tokens = self.choose(hidden, sampling) if sampling else []
@@ -68,10 +75,11 @@ class ModelRunner:
 
     def choose(self, hidden: Tensor, sampling: Sequence[SamplingRow]) -> list[int]:
         """The next tokens after ``hidden`` (S, hidden_size)."""
-        logits = self.model.logits(hidden)
-        if len(self._suppressed):
-            logits.index_fill_(1, self._suppressed, float("-inf"))
-        return sample(logits, sampling).tolist()
+        tokens, scores = next_tokens(self.model.logits(hidden), self._suppressed, sampling)
+        chosen: list[int] = tokens.tolist()
+        if scores is not None:
+            scores.deliver()
+        return chosen
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
         """Completes a step.

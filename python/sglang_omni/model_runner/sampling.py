@@ -8,8 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_omni.model_runner.demands import TokenDemands, add_biases, apply_masks
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.model_runner.token_scores import ScoreRequest, StepScores
 
 # Filters look at this many of the likeliest tokens first, and at all tokens only if those do not suffice.
 CANDIDATES = 512
@@ -51,11 +53,43 @@ class SamplingRow(NamedTuple):
         uniform: The one random number in [0, 1) that the choice may use. The request's own generator draws
             it, so the choice does not depend on the batch.
         history: Set if there are penalties.
+        demands: Set if the request asks for more than sampling.
     """
 
     params: RequestSampling
     uniform: float
     history: TokenHistory | None = None
+    demands: TokenDemands | None = None
+
+
+def next_tokens(
+    logits: Tensor, suppressed: Tensor, rows: Sequence[SamplingRow]
+) -> tuple[Tensor, StepScores | None]:
+    """The next tokens (S,) int64 as ``sample`` chooses them, and their scores, if any are wanted.
+
+    Args:
+        logits: (S, vocab_size) float32, the model's; they are changed.
+        suppressed: Tokens that are never chosen, on the device of ``logits``.
+        rows: One for each row of ``logits``.
+    """
+    asked = [(index, row.demands) for index, row in enumerate(rows) if row.demands is not None]
+    scores = _scores(logits, asked) if asked else None
+    if len(suppressed):
+        logits.index_fill_(1, suppressed, float("-inf"))
+    if asked:
+        add_biases(logits, asked)
+        apply_masks(logits, asked)
+    tokens = sample(logits, rows)
+    if scores is not None:
+        scores.choose(tokens)
+    return tokens, scores
+
+
+def _scores(logits: Tensor, asked: Sequence[tuple[int, TokenDemands]]) -> StepScores | None:
+    wanted = [
+        ScoreRequest(index, each.num_top, each.scores) for index, each in asked if each.num_top is not None
+    ]
+    return StepScores(logits, wanted) if wanted else None
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:

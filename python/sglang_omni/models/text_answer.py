@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from sglang_omni.engines import EngineRequest
 
 
+# Parts of an answer that not every request has.
+_OPTIONAL = ("reasoning", "tool_calls", "logprobs", "prompt_logprobs")
+
+
 class ReadText(IncrementalDetokenizer):
     """The text of an answer that is more than content, and what a reader finds in it.
 
@@ -178,5 +182,5 @@ def text_result(data: Mapping[str, Any]) -> dict[str, Any]:
         "finish_reason": data["finish_reason"],
         "token_ids": data["token_ids"],
         "usage": usage,
-        **{name: data[name] for name in ("reasoning", "tool_calls") if name in data},
+        **{name: data[name] for name in _OPTIONAL if name in data},
     }

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_omni.proto import RequestError
-from sglang_omni.proto.limits import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
+from sglang_omni.proto.limits import (
+    MAX_BIAS,
+    MAX_GRAMMAR_LENGTH,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+)
 
 MAX_NAME_LENGTH = 1024
 MAX_TEMPERATURE = 2
@@ -51,6 +59,23 @@ def _are_stops(value: Any) -> bool:
     return len(texts) <= MAX_STOPS and all(0 < len(text) <= MAX_STOP_LENGTH for text in texts)
 
 
+def _is_token_id(key: Any) -> bool:
+    # In JSON, the names in an object are texts.
+    return _is_integer(key) or (_is_text(key) and key.isdecimal() and key.isascii() and len(key) < 20)
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, Mapping) and (
+        len(value) > MAX_LOGIT_BIAS or all(_is_token_id(key) and _is_number(value[key]) for key in value)
+    )
+
+
+def _are_biases_in_range(value: Any) -> bool:
+    return len(value) <= MAX_LOGIT_BIAS and all(
+        int(key) >= 0 and -MAX_BIAS <= bias <= MAX_BIAS for key, bias in value.items()
+    )
+
+
 _are_texts = _is_list_of(_is_text, MAX_STOPS)
 _NAME: _Kind = (
     f"a text of at most {MAX_NAME_LENGTH} characters",
@@ -58,6 +83,12 @@ _NAME: _Kind = (
     lambda value: len(value) <= MAX_NAME_LENGTH,
 )
 _FLAG: _Kind = ("true or false", lambda value: isinstance(value, bool), lambda value: True)
+
+_GRAMMAR: _Kind = (
+    f"a text of 1 to {MAX_GRAMMAR_LENGTH} characters",
+    _is_text,
+    lambda value: 0 < len(value) <= MAX_GRAMMAR_LENGTH,
+)
 
 _SAMPLING: dict[str, _Kind] = {
     "temperature": _number(0, MAX_TEMPERATURE),
@@ -84,6 +115,17 @@ _SAMPLING: dict[str, _Kind] = {
 # Stages check their other parameters themselves.
 _KINDS: Mapping[str, _Kind] = {
     **_SAMPLING,
+    "logit_bias": (
+        f"an object of at most {MAX_LOGIT_BIAS} token ids with numbers from -{MAX_BIAS} to {MAX_BIAS}",
+        _is_bias,
+        _are_biases_in_range,
+    ),
+    "logprobs": _integer(0, MAX_LOGPROBS),
+    "prompt_logprobs": _integer(0, MAX_LOGPROBS),
+    "json_schema": _GRAMMAR,
+    "regex": _GRAMMAR,
+    "ebnf": _GRAMMAR,
+    "structural_tag": _GRAMMAR,
     **{f"talker_{name}": kind for name, kind in _SAMPLING.items()},
     "voice": _NAME,
     "speaker": _NAME,

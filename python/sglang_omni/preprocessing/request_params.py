@@ -11,10 +11,16 @@ from sglang_omni.preprocessing.param_values import check_value
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, task_of
 from sglang_omni.proto import OmniRequest, RequestError
 
-# The fields of ``model_runner.RequestSampling``, repeated for configs, which must not import torch.
+# ``TEXT_SAMPLING`` are the fields of ``model_runner.RequestSampling``, repeated for configs, which must not
+# import torch.
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "stop", "stop_token_ids", "max_new_tokens", "ignore_eos"),
+)
+# Those that make no sense for a codec's tokens.
+TEXT_SAMPLING = (
+    *SAMPLING,
+    *("logit_bias", "logprobs", "prompt_logprobs", "json_schema", "regex", "ebnf", "structural_tag"),
 )
 # Those of a chat: what its prompt is made of.
 CHAT = (

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Queue
 from typing import Any, Generic
@@ -24,7 +25,7 @@ from sglang_omni.scheduling.work_clock import WorkClock
 
 logger = logging.getLogger(__name__)
 
-RequestBuilder = Callable[[StagePayload], RequestT]
+RequestBuilder = Callable[[StagePayload], RequestT | Future[RequestT]]
 ResultAdapter = Callable[[StagePayload, RequestT], StagePayload]
 StreamOutputBuilder = Callable[[StagePayload, RequestT, list[int]], list[OutgoingMessage] | None]
 StreamChunkHandler = Callable[[RequestT, Any], None]
@@ -53,8 +54,8 @@ class OmniScheduler(Generic[RequestT]):
     ends the group, because its ranks might no longer agree.
 
     Args:
-        request_builder: Makes a request of the engine from a stage's payload. An exception is that request's
-            error.
+        request_builder: Makes a request of the engine from a stage's payload, or a future of one that needs
+            something else first, so that the others' steps go on. An exception is that request's error.
         result_adapter: Makes the stage's output from a finished request.
         stream_output_builder: Called after each step for each request that got tokens, with the new ones. Its
             messages are put out at once, before a result.
@@ -90,6 +91,8 @@ class OmniScheduler(Generic[RequestT]):
         self._abort_callback = abort_callback
         self._warm_up_requests = warm_up_requests
         self._active: dict[str, _Active[RequestT]] = {}
+        # Requests that are not built yet, each with the operation that brought it.
+        self._unbuilt: dict[str, tuple[Operation, Future[RequestT]]] = {}
         self._early: dict[str, list[Operation]] = {}
         # Stream messages of a finished request may still come.
         self._over = RecentIds()
@@ -187,7 +190,9 @@ class OmniScheduler(Generic[RequestT]):
     def _do(self, operation: Operation) -> None:
         match operation.kind:
             case "new_request":
-                self._add(operation)
+                self._build(operation)
+            case "built":
+                self._add_built(operation.request_id)
             case "stream_chunk" | "stream_done":
                 self._feed(operation)
             case "abort":
@@ -195,13 +200,31 @@ class OmniScheduler(Generic[RequestT]):
             case "flush_cache":
                 self.engine.flush_cache()
 
-    def _add(self, operation: Operation) -> None:
-        request_id, payload = operation.request_id, operation.data
-        request = self._build_request(payload)
+    def _build(self, operation: Operation) -> None:
+        request_id = operation.request_id
+        request = self._build_request(operation.data)
+        if not isinstance(request, Future):
+            self._add(operation, request)
+            return
+        self._over.discard(request_id)
+        self._unbuilt[request_id] = (operation, request)
+        if not self._follows:
+            request.add_done_callback(lambda _: self.inbox.put(Operation("built", request_id)))
+
+    def _add_built(self, request_id: str) -> None:
+        """Adds a request whose future is done on rank 0; the others wait for theirs."""
+        waiting = self._unbuilt.pop(request_id, None)
+        # None if the request was aborted before.
+        if waiting is not None:
+            operation, request = waiting
+            self._add(operation, request.result())
+
+    def _add(self, operation: Operation, request: RequestT) -> None:
+        request_id = operation.request_id
         if operation.seed is not None:
             request.set_default_seed(operation.seed)
         self.engine.add(request)
-        self._active[request_id] = _Active(payload, request)
+        self._active[request_id] = _Active(operation.data, request)
         self._over.discard(request_id)
         for early in self._early.pop(request_id, ()):
             self._feed(early)
@@ -299,6 +322,7 @@ class OmniScheduler(Generic[RequestT]):
 
     def _forget(self, request_id: str) -> None:
         self._active.pop(request_id, None)
+        self._unbuilt.pop(request_id, None)
         self._early.pop(request_id, None)
         self._over.add(request_id)
         self.engine.abort(request_id)

@@ -25,7 +25,7 @@ class Operation(NamedTuple):
         seed: For a new request that has none, because all ranks must draw the same numbers.
     """
 
-    kind: Literal["new_request", "stream_chunk", "stream_done", "abort", "flush_cache", "stop"]
+    kind: Literal["new_request", "built", "stream_chunk", "stream_done", "abort", "flush_cache", "stop"]
     request_id: str = ""
     data: Any = None
     seed: int | None = None

@@ -46,7 +46,8 @@ class ScriptedPipeline:
         self.speech_usage: dict[str, int] | None = None
         self.up = True
         self.tells_tokens = False
-        # Further fields of a text result.
+        # Chunks in the place of the words, and further fields of the result.
+        self.parts: list[dict[str, Any]] = []
         self.more: dict[str, Any] = {}
 
     def was_aborted(self, request_id: str) -> bool:
@@ -68,7 +69,10 @@ class ScriptedPipeline:
     async def stream(self, request_id: str, request: OmniRequest) -> AsyncIterator[Any]:
         with self._during(request_id, request):
             spoken = "audio" in request.metadata["output_modalities"]
-            texts = [] if request.metadata["task"] == "speech" else self.words
+            texts = [] if request.metadata["task"] == "speech" or self.parts else self.words
+            for index, part in enumerate(self.parts):
+                await self._fault(index)
+                yield StreamMessage(request_id, "thinker", {"modality": "text", **part})
             if self.heard is not None:
                 yield StreamMessage(
                     request_id, "transcribe", {"modality": "text", "input_transcript": self.heard}
@@ -144,8 +148,8 @@ class ScriptedPipeline:
                 {"start": 0.0, "end": 0.5, "text": "Hello"},
                 {"start": 0.5, "end": 3661.25, "text": " there"},
             ],
-            **self.more,
         }
+        text |= self.more
         audio = {"modality": "audio", "audio_data": self.samples, "sample_rate": RATE, "text": text["text"]}
         if request.metadata["task"] == "speech":
             return audio | {"usage": self.speech_usage}

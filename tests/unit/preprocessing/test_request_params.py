@@ -13,7 +13,7 @@ from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig, default_stages
 from sglang_omni.models.text.config import TextPipelineConfig, text_stages
 from sglang_omni.preprocessing.request_params import (
-    SAMPLING,
+    TEXT_SAMPLING,
     RequestParams,
     TaskParams,
     check_params,
@@ -31,7 +31,7 @@ TAKES: RequestParams = {
 
 
 def test_sampling_is_what_engines_read() -> None:
-    assert tuple(field.name for field in fields(RequestSampling)) == SAMPLING
+    assert tuple(field.name for field in fields(RequestSampling)) == TEXT_SAMPLING
 
 
 @pytest.mark.parametrize(

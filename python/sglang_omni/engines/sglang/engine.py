@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class SGLangEngine:
-    """Implements ``engines.base.Engine``, which documents the methods, with SGLang's scheduler.
+    """Implements ``engines.base.TokenEngine``, which documents the methods, with SGLang's scheduler.
 
     The engines of one process take turns, because SGLang's settings are global. ``close`` frees the weights
     and the cache.
@@ -30,7 +30,7 @@ class SGLangEngine:
 
     def __init__(self, runtime: Runtime, spec: DecoderSpec, options: EngineOptions) -> None:
         self._runtime = runtime
-        self._config = spec.config
+        self.config = spec.config
         self._options = options
         self._controller = IterationController(spec.config.eos_token_ids)
         with runtime.building(), own_pool(options):
@@ -69,7 +69,7 @@ class SGLangEngine:
     def add(self, request: EngineRequest) -> None:
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id!r} is already in the engine")
-        config, options = self._config, self._options
+        config, options = self.config, self._options
         limit = config.max_position_embeddings
         admit(
             request,

@@ -27,6 +27,7 @@ class ScheduledRequest(Req):
     """
 
     to_finish: BaseFinishReason | None
+    return_logprob: bool
 
     def __init__(self, request: EngineRequest, controller: IterationController, vocab_size: int) -> None:
         sampling = SamplingParams(max_new_tokens=request.max_new_tokens, temperature=0.0)
@@ -41,7 +42,11 @@ class ScheduledRequest(Req):
             vocab_size=vocab_size,
             # No other request's key begins like this.
             extra_key=None if request.cacheable else rid,
+            return_logprob=request.prompt_scores is not None,
+            top_logprobs_num=0 if request.prompt_scores is None else request.prompt_scores.num_top,
         )
+        # SGLang scores the prompt from this position on; -1 for nothing of it.
+        self.logprob_start_len = -1 if request.prompt_scores is None else 0
         if not request.cacheable:
             self.skip_radix_cache_insert = True
         self.request = request
@@ -76,6 +81,28 @@ class ScheduledRequest(Req):
             self.finished_reason = FINISH_MATCHED_TOKEN(matched=token)
         elif request.finish_reason == "length":
             self.finished_reason = FINISH_LENGTH(length=len(self.output_ids))
+        elif request.finish_reason == "abort":
+            self.finished_reason = FINISH_ABORT()
+
+    def take_prompt_scores(self) -> None:
+        """Takes the scores of the prompt from SGLang, once it has all of them."""
+        scores, found = self.request.prompt_scores, self.logprob
+        if not self.return_logprob or scores is None or found.input_token_logprobs_val is None:
+            return
+        if not scores.complete:
+            own = found.input_token_logprobs_val
+            tops = zip(
+                found.input_top_logprobs_idx or [()] * len(own),
+                found.input_top_logprobs_val or [()] * len(own),
+                strict=True,
+            )
+            scores.fill(
+                [value for value in own[1:] if value is not None],
+                [list(zip(ids or (), values or (), strict=True)) for ids, values in tops][1:],
+            )
+        # Its next tokens are scored by our sampler, and if it is retracted, the cache may help it again.
+        self.return_logprob = False
+        self.logprob_start_len = -1
 
     def set_aborted(self) -> None:
         """Leaves every batch when SGLang plans the next one. The caller must free its KV."""

@@ -11,7 +11,8 @@ from sglang.srt.layers.sampler import Sampler
 from torch import Tensor
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import SamplingRow, sample
+from sglang_omni.model_runner.sampling import SamplingRow, next_tokens
+from sglang_omni.model_runner.token_scores import StepScores
 
 # For a row whose token is not used: leaving it out would need an index on the device.
 _ANY_TOKEN = SamplingRow(RequestSampling(temperature=0.0), 0.0)
@@ -27,14 +28,23 @@ class OmniSampler(Sampler):
 
     Attributes:
         rows: One for each sequence of the batch; None if its prompt is not complete yet.
+        scores: Of the last step's tokens, if any are wanted, to be delivered once these are read.
     """
 
     def __init__(self, suppress_token_ids: Sequence[int]) -> None:
         super().__init__()
         self._suppressed = torch.tensor(suppress_token_ids, dtype=torch.long)
         self.rows: Sequence[SamplingRow | None] = ()
+        self.scores: StepScores | None = None
 
-    def forward(self, logits_output: LogitsProcessorOutput, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(
+        self,
+        logits_output: LogitsProcessorOutput,
+        sampling_info: Any,
+        return_logprob: bool,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
         """The next token of every sequence, (B,) int64; any token for rows that do not sample.
 
         The logits are changed.
@@ -42,5 +52,9 @@ class OmniSampler(Sampler):
         logits = logits_output.next_token_logits.float()
         if len(self._suppressed):
             self._suppressed = self._suppressed.to(logits.device)
-            logits.index_fill_(1, self._suppressed, float("-inf"))
-        return sample(logits, [_ANY_TOKEN if row is None else row for row in self.rows])
+        rows = [_ANY_TOKEN if row is None else row for row in self.rows]
+        tokens, self.scores = next_tokens(logits, self._suppressed, rows)
+        if return_logprob:
+            # SGLang computes the scores of prompts, and then wants some for new tokens too.
+            logits_output.next_token_logprobs = torch.zeros(len(rows))
+        return tokens

@@ -26,6 +26,7 @@ from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.compat import Runtime
 from sglang_omni.engines.sglang.inputs import decode_spans, extend_inputs
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
+from sglang_omni.engines.sglang.prompt_scores import name_prompt_tokens, take_prompt_scores
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateSink
@@ -185,6 +186,8 @@ class HoldingScheduler(Scheduler):
         try:
             if batch is not None:
                 self.process_batch_result(batch, self.run_batch(batch))
+                if batch.return_logprob:
+                    take_prompt_scores(batch)
         finally:
             self._merge_held()
         given_up, self._given_up = self._given_up, []
@@ -197,6 +200,8 @@ class HoldingScheduler(Scheduler):
         self.sampler.rows = [
             req.request.sampling_row(vocab_size) if req.samples else None for req in batch.reqs
         ]
+        if batch.return_logprob and batch.forward_mode.is_extend():
+            name_prompt_tokens(batch)
         decoder = self._decoder
         spans: list[SequenceSpan] = []
         if decoder is not None:
@@ -213,6 +218,8 @@ class HoldingScheduler(Scheduler):
             self._collect_captured(decoder, batch, spans)
         # The only time in a step that the host waits for the device. SGLang has kept the next step's input.
         result.next_token_ids = result.next_token_ids.cpu()
+        if self.sampler.scores is not None:
+            self.sampler.scores.deliver()
         if decoder is not None and self._strategy is not None:
             self._feed_back(decoder, self._strategy, spans, result.next_token_ids.tolist())
         return result

@@ -183,7 +183,7 @@ def create_thinker(
     with loading(f"the thinker of {checkpoint.path}, {options.dtype} on {options.device},"):
         built = build_engine(engine, thinker_decoder(checkpoint, for_speech=speech), options)
         tokenizer = load_tokenizer(checkpoint.path)
-    thinker = Qwen3OmniThinker(checkpoint, tokenizer, options.device)
+    thinker = Qwen3OmniThinker(checkpoint, tokenizer, built.config, options.device)
     return OmniScheduler(
         built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sglang_omni.preprocessing.request_params import CHAT, SAMPLING, RequestParams, TaskParams
+from sglang_omni.preprocessing.request_params import CHAT, TEXT_SAMPLING, RequestParams, TaskParams
 
 _SPEAK = ("voice", "speed", "seed")
 _WRITTEN = TaskParams(
-    general=(*SAMPLING, "voice", "speed"),
-    stages={"thinker": SAMPLING, "speak": _SPEAK},
+    general=(*TEXT_SAMPLING, "voice", "speed"),
+    stages={"thinker": TEXT_SAMPLING, "speak": _SPEAK},
     spoken=("voice", "speed", "speak"),
 )
 _HEARD = ("language", "prompt")

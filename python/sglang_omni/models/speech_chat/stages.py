@@ -167,7 +167,9 @@ def create_thinker(
         total_gpu_memory_fraction=total_gpu_memory_fraction,
         tp=(tp_rank, tp_size, nccl_port),
     )
-    thinker = SpeechChatThinker(load_tokenizer(checkpoint), sampling_defaults(checkpoint, max_new_tokens))
+    thinker = SpeechChatThinker(
+        load_tokenizer(checkpoint), sampling_defaults(checkpoint, max_new_tokens), built.config
+    )
     return OmniScheduler(
         built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
     )

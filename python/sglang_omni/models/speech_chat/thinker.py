@@ -5,6 +5,7 @@ from __future__ import annotations
 from sglang_omni.engines import EngineRequest
 from sglang_omni.models.text.thinker import TextThinker
 from sglang_omni.models.text_answer import new_text, text_chunks, written
+from sglang_omni.models.token_logprobs import all_logprobs, with_logprobs
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
@@ -20,8 +21,10 @@ class SpeechChatThinker(TextThinker):
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text for the caller and for the voice."""
-        return text_chunks(payload, new_text(request), speaker="speak")
+        messages = text_chunks(payload, new_text(request), speaker="speak")
+        return with_logprobs(messages, request, self._token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        data = {**written(request), "input_transcript": payload.data.get("input_transcript")}
+        told = all_logprobs(request, self._token_bytes)
+        data = {**written(request), **told, "input_transcript": payload.data.get("input_transcript")}
         return StagePayload(payload.request_id, payload.request, data)

@@ -15,9 +15,8 @@ from sglang_omni.models.memory import (
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.base import Engine
+    from sglang_omni.engines.base import TokenEngine
     from sglang_omni.engines.options import DtypeChoice, EngineKind
-    from sglang_omni.engines.request import EngineRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 
@@ -130,7 +129,7 @@ def create_thinker(
         total_gpu_memory_fraction=total_gpu_memory_fraction,
         tp=(tp_rank, tp_size, nccl_port),
     )
-    thinker = TextThinker(load_tokenizer(model_path), sampling_defaults(Path(model_path)))
+    thinker = TextThinker(load_tokenizer(model_path), sampling_defaults(Path(model_path)), built.config)
     return OmniScheduler(
         built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
     )
@@ -150,7 +149,7 @@ def load_engine(
     mem_fraction_static: float | None,
     total_gpu_memory_fraction: float | None,
     **options: Any,
-) -> Engine[EngineRequest]:
+) -> TokenEngine:
     """The engine of a text checkpoint, with defaults by device; also for the thinkers of other pipelines.
 
     Args:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, RequestSampling
+from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.models.text_answer import (
     AnswerTexts,
     answer_params,
@@ -17,8 +19,10 @@ from sglang_omni.models.text_answer import (
     text_result,
     written,
 )
+from sglang_omni.models.token_logprobs import all_logprobs, constrained, grammars_for, with_logprobs
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.text import read_json
+from sglang_omni.preprocessing.token_bytes import TokenBytes
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
@@ -33,13 +37,18 @@ class TextThinker:
     Args:
         tokenizer: The checkpoint's.
         sampling_defaults: Sampling parameters of a request that does not give them.
+        config: The engine's decoder.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any], config: DecoderConfig
+    ) -> None:
         self._texts = AnswerTexts(tokenizer)
         self._sampling_defaults = dict(sampling_defaults)
+        self._token_bytes = TokenBytes(tokenizer)
+        self._grammars = grammars_for(self._token_bytes, config)
 
-    def build_request(self, payload: StagePayload) -> EngineRequest:
+    def build_request(self, payload: StagePayload) -> EngineRequest | Future[EngineRequest]:
         """
         Raises:
             RequestError: A sampling parameter is out of its range.
@@ -47,21 +56,27 @@ class TextThinker:
         params = answer_params(payload, stage_params(payload.request, "thinker"))
         given = {name: value for name, value in params.items() if value is not None}
         sampling = RequestSampling.from_params({**self._sampling_defaults, **given})
-        return EngineRequest(
-            payload.request_id,
-            payload.data["prompt_token_ids"],
+        return constrained(
+            self._grammars,
             sampling,
-            self._texts.of(payload, sampling.stop),
+            lambda grammar: EngineRequest(
+                payload.request_id,
+                payload.data["prompt_token_ids"],
+                sampling,
+                self._texts.of(payload, sampling.stop),
+                grammar=grammar,
+            ),
         )
 
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text for the caller."""
-        return text_chunks(payload, new_text(request))
+        return with_logprobs(text_chunks(payload, new_text(request)), request, self._token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        return StagePayload(payload.request_id, payload.request, text_result(written(request)))
+        data = {**written(request), **all_logprobs(request, self._token_bytes)}
+        return StagePayload(payload.request_id, payload.request, text_result(data))
 
 
 def sampling_defaults(checkpoint: Path, max_new_tokens: int | None = None) -> dict[str, Any]:

@@ -106,11 +106,13 @@ class Choices:
         ]
         prompt_tokens = sum(usage.prompt_tokens or 0 for usage in prompts)
         completion_tokens = sum(usage.completion_tokens or 0 for usage in known)
+        reasoning = [usage.reasoning_tokens for usage in known if usage.reasoning_tokens is not None]
         return UsageInfo(
             prompt_tokens,
             completion_tokens,
             prompt_tokens + completion_tokens,
             sum(usage.cached_tokens or 0 for usage in prompts),
+            sum(reasoning) if reasoning else None,
         )
 
     def _begun(self) -> list[asyncio.Future[bool]]:
