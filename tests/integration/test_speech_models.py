@@ -44,8 +44,12 @@ class Item:
 class Prompts:
     """Stands in for the tokenizer: a prompt is its messages."""
 
-    def encode_messages(self, messages: list[dict[str, Any]], options: object = None) -> list[Any]:
-        return messages
+    @property
+    def prompts(self) -> Prompts:
+        return self
+
+    def encode(self, messages: list[dict[str, Any]], request: object) -> tuple[list[Any], None]:
+        return messages, None
 
     def check_answer(self, prompt_tokens: int, params: dict[str, Any]) -> None:
         if params.get("max_new_tokens", 0) > 100:
@@ -214,7 +218,7 @@ def test_the_memory_of_clips_is_bounded(voice: Voice, whisper: Whisper) -> None:
 
 def test_a_conversation_that_grew_too_long_by_hearing_is_refused(voice: Voice, whisper: Whisper) -> None:
     class Full(Prompts):
-        def encode_messages(self, messages: list[dict[str, Any]], options: object = None) -> list[Any]:
+        def encode(self, messages: list[dict[str, Any]], request: object) -> tuple[list[Any], None]:
             raise RequestError("too long", param="messages")
 
     data = {"messages": [{"role": "user", "content": [0]}], "clips": [spoken(voice, QUESTION)]}

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -28,8 +29,11 @@ from sglang_omni.client.types import (
     GenerateChunk,
     GenerateRequest,
     SpeechResult,
+    TokenLogprob,
+    ToolCall,
     TranscriptionSegment,
     UsageInfo,
+    join_tool_calls,
 )
 
 _WORKER_HEADER = "x-sglang-omni-worker"
@@ -37,6 +41,8 @@ _WORKER_HEADER = "x-sglang-omni-worker"
 _TIMINGS_HEADER = "x-sglang-omni-timings"
 _FINISH_HEADER = "x-finish-reason"
 _HEALTH_TIMEOUT = 5.0
+# Fields of a chunk that are worth telling.
+_NEWS = ("text", "input_transcript", "reasoning", "tool_calls", "logprobs")
 
 
 class HttpTransport(Transport):
@@ -126,6 +132,9 @@ class HttpTransport(Transport):
             timings=chunk.timings,
             worker=worker,
             result=fields,
+            reasoning=chunk.reasoning,
+            tool_calls=chunk.tool_calls,
+            logprobs=chunk.logprobs,
         )
 
     async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:
@@ -153,6 +162,9 @@ class HttpTransport(Transport):
                 chunk = _delta_chunk(request_id, event)
                 whole.text += chunk.text
                 whole.token_ids += chunk.token_ids
+                whole.reasoning += chunk.reasoning
+                whole.logprobs += chunk.logprobs
+                join_tool_calls(whole.tool_calls, chunk.tool_calls)
                 whole.audio_codes = chunk.audio_codes or whole.audio_codes
                 if chunk.audio_data is not None:
                     audio.append(chunk.audio_data)
@@ -163,7 +175,7 @@ class HttpTransport(Transport):
                         setattr(whole, name, value)
                 # Only the whole result has a finish reason.
                 chunk.finish_reason = None
-                if chunk.text or chunk.audio_data is not None or chunk.input_transcript:
+                if chunk.audio_data is not None or any(getattr(chunk, name) for name in _NEWS):
                     yield chunk
         if whole.finish_reason is None:
             raise ClientError(f"the stream from {self.base_url} was cut off {_of(request_id)}")
@@ -321,6 +333,12 @@ def _completion_body(
         body["prompt"] = request.prompt if request.prompt is not None else request.prompt_token_ids
         return "/v1/completions", body | extra
     body["messages"] = request.message_dicts
+    if (likeliest := body.pop("logprobs", None)) is not None:
+        body |= {"logprobs": True, "top_logprobs": likeliest}
+    if request.tools:
+        body |= {"tools": request.tools, "parallel_tool_calls": request.parallel_tool_calls}
+    if request.tool_choice is not None:
+        body["tool_choice"] = request.tool_choice
     if request.output_modalities is not None:
         body["modalities"] = request.output_modalities
         if "audio" in request.output_modalities:
@@ -367,6 +385,9 @@ def _completion_chunk(
         audio_codes=audio.get("codes") or [],
         worker=worker,
         result=fields,
+        reasoning=_reasoning(message),
+        tool_calls=_tool_calls(message),
+        logprobs=_logprobs(choice),
     )
     if audio and decode_audio:
         chunk.audio_data, chunk.sample_rate = decode_wav(base64.b64decode(audio["data"]))
@@ -388,8 +409,46 @@ def _delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
         chunk.finish_reason = choice.get("finish_reason")
         chunk.token_ids = choice.get("token_ids") or []
         chunk.audio_codes = audio.get("codes") or []
+        chunk.reasoning = _reasoning(delta)
+        chunk.tool_calls = _tool_calls(delta)
+        chunk.logprobs = _logprobs(choice)
         if audio.get("data"):
             chunk.modality = "audio"
             chunk.audio_data = decode_pcm(base64.b64decode(audio["data"]))
             chunk.sample_rate = audio.get("sample_rate") or DEFAULT_SAMPLE_RATE
     return chunk
+
+
+def _reasoning(message: dict[str, Any]) -> str:
+    """Under DeepSeek's and SGLang's name, or vLLM's."""
+    return message.get("reasoning_content") or message.get("reasoning") or ""
+
+
+def _tool_calls(message: dict[str, Any]) -> list[ToolCall]:
+    """The calls of a whole message, or what a delta adds to them."""
+    calls = []
+    for place, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function") or {}
+        calls.append(
+            ToolCall(
+                call.get("index", place),
+                call.get("id"),
+                function.get("name"),
+                function.get("arguments") or "",
+            )
+        )
+    return calls
+
+
+def _logprobs(choice: dict[str, Any]) -> list[TokenLogprob]:
+    """Those of a chat's tokens; an id that a server does not tell is -1."""
+    return [
+        replace(_logprob(token), top=[_logprob(other) for other in token.get("top_logprobs") or ()])
+        for token in (choice.get("logprobs") or {}).get("content") or ()
+    ]
+
+
+def _logprob(token: dict[str, Any]) -> TokenLogprob:
+    return TokenLogprob(
+        token["token"], token.get("token_id", -1), token["logprob"], bytes(token.get("bytes") or ())
+    )

@@ -15,6 +15,7 @@ from sglang_omni.client.types import (
     ToolCall,
     TranscriptionSegment,
     UsageInfo,
+    join_tool_calls,
 )
 from sglang_omni.proto import OmniRequest, RequestError, StageTime, StreamMessage
 
@@ -151,6 +152,9 @@ class _Parts:
         self.request_id = request_id
         self.any = False
         self.text = ""
+        self.reasoning = ""
+        self.tool_calls: list[ToolCall] = []
+        self.logprobs: list[TokenLogprob] = []
         self.finish_reason: str | None = None
         self.usage: UsageInfo | None = None
 
@@ -161,13 +165,24 @@ class _Parts:
             chunk.modality = message.modality
         self.any = True
         self.text += chunk.text
+        self.reasoning += chunk.reasoning
+        self.logprobs += chunk.logprobs
+        join_tool_calls(self.tool_calls, chunk.tool_calls)
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.usage = chunk.usage or self.usage
         chunk.finish_reason = None
         return chunk
 
     def whole(self, finish_reason: str) -> GenerateChunk:
-        return GenerateChunk(self.request_id, text=self.text, finish_reason=finish_reason, usage=self.usage)
+        return GenerateChunk(
+            self.request_id,
+            text=self.text,
+            finish_reason=finish_reason,
+            usage=self.usage,
+            reasoning=self.reasoning,
+            tool_calls=self.tool_calls,
+            logprobs=self.logprobs,
+        )
 
 
 def to_omni_request(request: GenerateRequest) -> OmniRequest:

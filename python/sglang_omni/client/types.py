@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang_omni.proto import RequestError, StageTime
@@ -36,12 +36,18 @@ class Message:
 
 @dataclass
 class UsageInfo:
-    """Token counts of a request; ``cached_tokens`` is the part of the prompt found in a prefix cache."""
+    """Token counts of a request.
+
+    Attributes:
+        cached_tokens: The part of the prompt found in a prefix cache.
+        reasoning_tokens: The part of the answer that is reasoning; None if it was not searched for any.
+    """
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     total_tokens: int | None = None
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any] | None) -> UsageInfo | None:
@@ -52,16 +58,21 @@ class UsageInfo:
         if total is None and prompt is not None and completion is not None:
             total = prompt + completion
         details = fields.get("prompt_tokens_details") or {}
-        return cls(prompt, completion, total, details.get("cached_tokens", fields.get("cached_tokens")))
+        cached = details.get("cached_tokens", fields.get("cached_tokens"))
+        reasoning = (fields.get("completion_tokens_details") or {}).get("reasoning_tokens")
+        return cls(prompt, completion, total, cached, reasoning)
 
     def to_dict(self) -> dict[str, Any]:
         """OpenAI's ``usage``; unknown counts are 0."""
-        return {
+        fields: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens or 0,
             "completion_tokens": self.completion_tokens or 0,
             "total_tokens": self.total_tokens or 0,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens or 0},
         }
+        if self.reasoning_tokens is not None:
+            fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return fields
 
 
 @dataclass
@@ -120,6 +131,16 @@ class ToolCall:
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+
+
+def join_tool_calls(whole: list[ToolCall], new: Iterable[ToolCall]) -> None:
+    """Adds to ``whole`` what a chunk has of tool calls."""
+    for call in new:
+        told = next((other for other in whole if other.index == call.index), None)
+        if told is None:
+            whole.append(replace(call))
+        else:
+            told.arguments += call.arguments
 
 
 @dataclass

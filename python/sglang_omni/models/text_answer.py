@@ -5,13 +5,97 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import Tokenizer
+
+from sglang_omni.answers.reader import AnswerReader, Reading, is_foreign, reader_of, visible_tokens
 from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sglang_omni.engines import EngineRequest
+
+
+# Parts of an answer that not every request has.
+_OPTIONAL = ("reasoning", "tool_calls", "logprobs", "prompt_logprobs")
+
+
+class ReadText(IncrementalDetokenizer):
+    """The text of an answer that is more than content, and what a reader finds in it.
+
+    Attributes:
+        reasoning_tokens: Tokens of the reasoning so far, its marks included.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, reader: AnswerReader, **options: Any) -> None:
+        """
+        Args:
+            options: Of ``IncrementalDetokenizer``.
+        """
+        super().__init__(tokenizer, **options)
+        self.reader = reader
+        self.reasoning_tokens = 0
+
+    def news(self, request: EngineRequest) -> dict[str, Any]:
+        """What is new: ``{"text"}``, with ``reasoning`` and ``tool_calls`` if there are any; or nothing."""
+        was_thinking = self.reader.is_thinking
+        news = self.reader.feed(self.take())
+        if request.finish_reason is not None:
+            last = self.reader.finish()
+            news.content += last.content
+            news.reasoning += last.reasoning
+            news.calls += last.calls
+        if was_thinking or self.reader.is_thinking:
+            self.reasoning_tokens = len(request.output_token_ids)
+        if not news:
+            return {}
+        fields: dict[str, Any] = {"text": news.content}
+        if news.reasoning:
+            fields["reasoning"] = news.reasoning
+        if news.calls:
+            fields["tool_calls"] = news.calls
+        return fields
+
+
+class AnswerTexts:
+    """Makes the detokenizers of a stage's answers.
+
+    Args:
+        tokenizer: The checkpoint's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        # The special tokens that users do not see, by those that a reader must.
+        self._hidden: dict[tuple[str, ...], frozenset[int]] = {}
+
+    def of(self, payload: StagePayload, stop: Sequence[str]) -> IncrementalDetokenizer:
+        """The detokenizer of one answer, with a reader if the payload's ``reading`` asks for it."""
+        reading: Reading | None = payload.data.get("reading")
+        if reading is None:
+            return IncrementalDetokenizer(self.tokenizer, stop=stop)
+        reader = reader_of(reading, payload.request.params)
+        if is_foreign(reading):
+            return ReadText(self.tokenizer, reader, stop=stop, skip_special_tokens=False)
+        return ReadText(self.tokenizer, reader, stop=stop, hidden=self._hidden_but(visible_tokens(reading)))
+
+    def _hidden_but(self, visible: Sequence[str]) -> frozenset[int]:
+        key = tuple(visible)
+        if key not in self._hidden:
+            added = self.tokenizer.get_added_tokens_decoder()
+            self._hidden[key] = frozenset(
+                token_id for token_id, token in added.items() if token.special and token.content not in key
+            )
+        return self._hidden[key]
+
+
+def answer_params(payload: StagePayload, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of an answer: ``params``, and what its ``reading`` puts in their place."""
+    reading: Reading | None = payload.data.get("reading")
+    return {**params, **reading["sampling"]} if reading is not None else dict(params)
 
 
 def text_of(request: EngineRequest) -> IncrementalDetokenizer:
@@ -20,54 +104,83 @@ def text_of(request: EngineRequest) -> IncrementalDetokenizer:
     return request.detokenizer
 
 
-def new_text(
-    payload: StagePayload, request: EngineRequest, *, speaker: str | None = None
-) -> list[OutgoingMessage]:
-    """The text that has become safe to show since the last call, with its tokens, as one chunk a reader.
+def new_text(request: EngineRequest) -> dict[str, Any]:
+    """What has become safe to show since the last call: ``{"text", "token_ids"}``, with ``reasoning`` and
+    ``tool_calls`` if there are any. Empty if there is nothing new.
 
     Text may lag behind its tokens; the result has the tokens that no chunk had.
-
-    Args:
-        speaker: The stage that reads the text of a spoken answer.
     """
     detokenizer = text_of(request)
-    delta = detokenizer.take()
-    if not delta:
+    if isinstance(detokenizer, ReadText):
+        news = detokenizer.news(request)
+    else:
+        text = detokenizer.take()
+        news = {"text": text} if text else {}
+    if news:
+        told, detokenizer.num_reported = detokenizer.num_reported, len(request.output_token_ids)
+        news["token_ids"] = request.output_token_ids[told:]
+    return news
+
+
+def text_chunks(
+    payload: StagePayload, news: Mapping[str, Any], *, speaker: str | None = None
+) -> list[OutgoingMessage]:
+    """The result of ``new_text`` as one chunk a reader.
+
+    Args:
+        speaker: The stage that reads the text of a spoken answer: the content alone.
+    """
+    if not news:
         return []
-    told, detokenizer.num_reported = detokenizer.num_reported, len(request.output_token_ids)
-    chunk = {"modality": "text", "text": delta, "token_ids": request.output_token_ids[told:]}
+    chunk = {"modality": "text", **news}
     readers = []
     if wants_stream(payload.request) and answers_in_text(payload.request):
         readers.append("coordinator")
-    if speaker is not None and answers_in_speech(payload.request):
+    if speaker is not None and news["text"] and answers_in_speech(payload.request):
         readers.append(speaker)
-    return [OutgoingMessage(request.request_id, "stream", chunk, reader) for reader in readers]
+    return [OutgoingMessage(payload.request_id, "stream", chunk, reader) for reader in readers]
 
 
 def written(request: EngineRequest) -> dict[str, Any]:
-    """A finished request's ``{"text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens"}``."""
-    return {
-        "text": text_of(request).text,
+    """A finished request's ``{"text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens"}``, with
+    ``reasoning``, ``reasoning_tokens`` and ``tool_calls`` if its answer was searched for them."""
+    text = text_of(request)
+    fields: dict[str, Any] = {
+        "text": text.text,
         "token_ids": request.output_token_ids,
         "finish_reason": request.finish_reason,
         "prompt_tokens": len(request.prompt_token_ids),
         "cached_tokens": request.cached_tokens,
     }
+    if isinstance(text, ReadText):
+        calls = text.reader.calls.whole
+        fields |= {
+            "text": text.reader.content,
+            "reasoning": text.reader.reasoning,
+            "reasoning_tokens": text.reasoning_tokens,
+            "tool_calls": calls,
+        }
+        if calls and request.finish_reason == "stop":
+            fields["finish_reason"] = "tool_calls"
+    return fields
 
 
 def text_result(data: Mapping[str, Any]) -> dict[str, Any]:
     """The caller's result from ``written``: text, tokens, and usage in OpenAI's form."""
     prompt_tokens, completion_tokens = data["prompt_tokens"], len(data["token_ids"])
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": data["cached_tokens"]},
+    }
+    if "reasoning_tokens" in data:
+        usage["completion_tokens_details"] = {"reasoning_tokens": data["reasoning_tokens"]}
     return {
         "modality": "text",
         "text": data["text"],
         "finish_reason": data["finish_reason"],
         "token_ids": data["token_ids"],
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": data["cached_tokens"]},
-        },
-        **{name: data[name] for name in ("logprobs", "prompt_logprobs") if name in data},
+        "usage": usage,
+        **{name: data[name] for name in _OPTIONAL if name in data},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,9 @@ class MediaPart:
     param: str
     detail: Detail = "auto"
 
+
+# Keys of a message that are read here; the others reach the chat template as they are.
+_READ = ("role", "content", "audio", "tool_calls", "reasoning_content", "reasoning")
 
 # A message's content in order: text, or the index of a media part.
 Content = list[str | int]
@@ -82,7 +86,13 @@ class _Parser:
         if role == "assistant" and content is None:
             content = _said_before(message, param)
         # Chat templates do not know "developer", OpenAI's newer name of "system".
-        rest = {key: value for key, value in message.items() if key not in ("role", "content", "audio")}
+        rest = {key: value for key, value in message.items() if key not in _READ}
+        if message.get("tool_calls"):
+            rest["tool_calls"] = _calls(message["tool_calls"], f"{param}.tool_calls")
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if reasoning:
+            # As templates call it.
+            rest["reasoning_content"] = reasoning
         return {
             **rest,
             "role": "system" if role == "developer" else role,
@@ -134,6 +144,37 @@ def _said_before(message: Mapping[str, Any], param: str) -> str:
         param=f"{param}.content",
         code="missing_required_parameter",
     )
+
+
+def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """The calls of an earlier answer. Templates take their arguments as an object; a text that is none, as a
+    model may have written it, stays a text."""
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise RequestError(f"{where} must be a list", param=where, code="invalid_type")
+    read = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            each = f"{where}[{index}]"
+            raise RequestError(
+                f"{each} must be {{'id': ..., 'type': 'function', 'function': {{'name': ..., "
+                "'arguments': ...}}",
+                param=each,
+                code="invalid_value",
+            )
+        function = {**function, "arguments": _arguments(function.get("arguments"))}
+        read.append({"type": "function", **call, "function": function})
+    return read
+
+
+def _arguments(written: Any) -> Any:
+    if not isinstance(written, str):
+        return written or {}
+    try:
+        arguments = json.loads(written) if written.strip() else {}
+    except ValueError:
+        return written
+    return arguments if isinstance(arguments, dict) else written
 
 
 def _detail(body: Mapping[str, Any], where: str) -> Detail:

@@ -135,6 +135,10 @@ _KINDS: Mapping[str, _Kind] = {
     "video_fps": _number(0.001, 1000),
     "use_audio_in_video": _FLAG,
     "word_timestamps": _FLAG,
+    "add_generation_prompt": _FLAG,
+    "continue_final_message": _FLAG,
+    "parallel_tool_calls": _FLAG,
+    "reasoning_effort": _NAME,
 }
 
 

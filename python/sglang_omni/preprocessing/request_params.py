@@ -22,6 +22,11 @@ TEXT_SAMPLING = (
     *SAMPLING,
     *("logit_bias", "logprobs", "prompt_logprobs", "json_schema", "regex", "ebnf", "structural_tag"),
 )
+# Those of a chat: what its prompt is made of.
+CHAT = (
+    *("chat_template_kwargs", "add_generation_prompt", "continue_final_message", "reasoning_effort"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
+)
 # Parameters of every request; those in stage_params are checked by stage.
 _ALWAYS = ("stream", "stage_params")
 

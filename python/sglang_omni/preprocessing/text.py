@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from sglang_omni.preprocessing.chat_template import ChatTemplate, ChatTemplates
 from sglang_omni.preprocessing.deadline import Check, go_on
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from tokenizers import Tokenizer
 
 # The words of Qwen2 and its successors.
@@ -29,11 +28,11 @@ QWEN_WORDS = (
 class PromptEncoder:
     """The tokenizer and chat template of one checkpoint directory.
 
-    The template is that of ``chat_template.jinja``, ``chat_template.json`` or ``tokenizer_config.json``.
-
     Attributes:
         tokenizer: Reads only the template's control tokens as such.
+        templates: The checkpoint's chat templates.
         context_length: Limit of prompt and answer together, in tokens.
+        between_texts: What the pipeline puts between the texts of one message.
     """
 
     def __init__(
@@ -43,14 +42,14 @@ class PromptEncoder:
         Args:
             checkpoint: Directory of the checkpoint.
             context_length: A lower limit than the checkpoint's ``max_position_embeddings``.
-            between_texts: What ``read_messages`` puts between the texts of one message.
+            between_texts: As the attribute.
 
         Raises:
             FileNotFoundError: The directory has no tokenizer or no ``config.json``.
             ValueError: There is no limit of the context.
         """
         directory = Path(checkpoint)
-        self._between_texts = between_texts
+        self.between_texts = between_texts
         tokenizer = load_tokenizer(directory)
         self.tokenizer = TextTokenizer(tokenizer)
         config = read_json(_required(directory / "config.json"))
@@ -64,8 +63,7 @@ class PromptEncoder:
         self.context_length = int(min(limits))
         self.vocab_size = int(config.get("vocab_size") or tokenizer.get_vocab_size())
         settings = read_json(directory / "tokenizer_config.json")
-        self._special_tokens = _special_tokens(settings)
-        self._template = _chat_template(directory, settings)
+        self.templates = ChatTemplates(directory, settings)
 
     def encode_messages(
         self,
@@ -153,24 +151,46 @@ class PromptEncoder:
         return list(token_ids)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The conversation's text for ``encode_text``, with control tokens in messages and options hidden.
 
         Tokens such as ``<think>`` that are not special are not hidden in the assistant's messages, where
         templates look for them.
 
+        Args:
+            tools: OpenAI's tool objects, for a template that has a place for them.
+            add_generation_prompt: Whether the text ends with the beginning of the assistant's next turn.
+
         Raises:
             RequestError: The checkpoint has no chat template, its template refuses the conversation, the
                 conversation is far too long, or a message has a ``name`` and the template no place for it.
         """
-        self.tokenizer.check_characters([messages, template_options], self.context_length, param="messages")
+        length = self.context_length
+        self.tokenizer.check_characters([messages, template_options, tools], length, param="messages")
         options = self.tokenizer.hide_all(template_options or {})
-        text = self._render([self._hidden(message) for message in messages], options)
-        named = [index for index, message in enumerate(messages) if message.get("name") is not None]
+        hidden = None if tools is None else self.tokenizer.hide_all(tools)
+
+        def rendered(turns: Sequence[Mapping[str, Any]]) -> str:
+            return self._render(
+                [self._hidden(turn) for turn in turns], options, hidden, add_generation_prompt
+            )
+
+        text = rendered(messages)
+        # A tool's turn is told apart by the call that it answers.
+        named = [
+            index
+            for index, message in enumerate(messages)
+            if message.get("name") is not None and message.get("role") != "tool"
+        ]
         if named:
             nameless = [{key: message[key] for key in message if key != "name"} for message in messages]
-            if text == self._render([self._hidden(message) for message in nameless], options):
+            if text == rendered(nameless):
                 where = f"messages[{named[0]}].name"
                 raise RequestError(
                     f"{where}: this model's chat template has no place for names; write it into the content",
@@ -179,6 +199,21 @@ class PromptEncoder:
                 )
         return text
 
+    def template_for(self, *, tools: bool) -> ChatTemplate:
+        """The template of conversations with or without tools.
+
+        Raises:
+            RequestError: The checkpoint has none.
+        """
+        template = self.templates.with_tools if tools else self.templates.default
+        if template is None:
+            raise RequestError(
+                "this model has no chat template: use the completions API with a prompt",
+                param="messages",
+                code="unsupported_task",
+            )
+        return template
+
     def _hidden(self, message: Mapping[str, Any]) -> dict[str, Any]:
         its_own = message.get("role") == "assistant"
         return {
@@ -186,24 +221,19 @@ class PromptEncoder:
             for key, value in message.items()
         }
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any]) -> str:
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> str:
         from jinja2 import TemplateError
 
-        if self._template is None:
-            raise RequestError(
-                "this model has no chat template: use the completions API with a prompt",
-                param="messages",
-                code="unsupported_task",
-            )
+        template = self.template_for(tools=tools is not None)
         try:
-            # The request's options come first, so that they cannot replace the other variables.
-            return self._template.render(
-                {
-                    **template_options,
-                    **self._special_tokens,
-                    "messages": messages,
-                    "add_generation_prompt": True,
-                }
+            return self.templates.render(
+                template, messages, options, tools=tools, add_generation_prompt=add_generation_prompt
             )
         except TemplateError as exc:
             raise RequestError(
@@ -211,28 +241,6 @@ class PromptEncoder:
                 param="messages",
                 code="invalid_value",
             ) from exc
-
-    def read_messages(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        template_options: Mapping[str, Any] | None = None,
-        *,
-        add_special_tokens: bool = False,
-    ) -> list[int]:
-        """Token ids of a conversation in text, even if they are more than the context holds.
-
-        Args:
-            messages: ``{"role", "content"}`` with the content as a list of texts.
-            template_options: Further variables of the template.
-            add_special_tokens: Add the tokenizer's own tokens before and after.
-
-        Raises:
-            RequestError: As for ``render``.
-        """
-        plain = [{**each, "content": self._between_texts.join(each["content"])} for each in messages]
-        return self.tokenizer.encode(
-            self.render(plain, template_options), add_special_tokens=add_special_tokens
-        )
 
     def read_prompt(
         self, prompt: str, *, parse_special_tokens: bool = False, add_special_tokens: bool = True
@@ -339,46 +347,3 @@ def _required(path: Path) -> Path:
             f"{path} not found: a checkpoint needs config.json, tokenizer.json and safetensors"
         )
     return path
-
-
-def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like for templates; stored as text or as ``{"content": text}``."""
-    tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        value = settings.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str):
-            tokens[name] = value
-    return tokens
-
-
-def _chat_template(directory: Path, settings: Mapping[str, Any]) -> Template | None:
-    file = directory / "chat_template.jinja"
-    if file.exists():
-        return compile_chat_template(file.read_text(encoding="utf-8"))
-    source = settings.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
-    if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
-    return compile_chat_template(source) if source else None
-
-
-def compile_chat_template(source: str) -> Template:
-    """Compiles a chat template with the functions and white-space rules of transformers."""
-    from jinja2 import TemplateError
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -22,6 +22,8 @@ class IncrementalDetokenizer:
 
     Args:
         stop: Texts that end the output and are no part of it.
+        skip_special_tokens: Whether special tokens have no text.
+        hidden: The tokens that have no text, if that is for neither all special tokens nor none.
 
     Attributes:
         stopped: True once a stop string is complete.
@@ -29,11 +31,17 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        hidden: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        self._skip_special_tokens = skip_special_tokens
+        self._skip_special_tokens = skip_special_tokens and not hidden
+        self._hidden = hidden
         self._tokens: list[int] = []
         # Tokens before _read are already in the text. Those from _context on are decoded together with new
         # ones, because a token's text (a leading space, say) depends on the token before it.
@@ -58,6 +66,8 @@ class IncrementalDetokenizer:
         for token in token_ids:
             if self._finished:
                 break
+            if self._hidden and token in self._hidden:
+                continue
             self._tokens.append(token)
             self._decode(final=False)
         return self.stopped

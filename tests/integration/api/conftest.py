@@ -49,6 +49,9 @@ class ScriptedPipeline:
         self.up = True
         self.tells_tokens = False
         self.words_of_segments: list[list[dict[str, Any]]] = [[], []]
+        # Chunks in the place of the words, and further fields of the result.
+        self.parts: list[dict[str, Any]] = []
+        self.more: dict[str, Any] = {}
 
     def was_aborted(self, request_id: str) -> bool:
         """Whether it is within the time a failing test takes: who left is noticed a moment later."""
@@ -69,7 +72,10 @@ class ScriptedPipeline:
     async def stream(self, request_id: str, request: OmniRequest) -> AsyncIterator[Any]:
         with self._during(request_id, request):
             spoken = "audio" in request.metadata["output_modalities"]
-            texts = [] if request.metadata["task"] == "speech" else self.words
+            texts = [] if request.metadata["task"] == "speech" or self.parts else self.words
+            for index, part in enumerate(self.parts):
+                await self._fault(index)
+                yield StreamMessage(request_id, "thinker", {"modality": "text", **part})
             if self.heard is not None:
                 yield StreamMessage(
                     request_id, "transcribe", {"modality": "text", "input_transcript": self.heard}
@@ -147,6 +153,7 @@ class ScriptedPipeline:
                 {"start": 0.5, "end": 3661.25, "text": " there", "words": self.words_of_segments[1]},
             ],
         }
+        text |= self.more
         audio = {"modality": "audio", "audio_data": self.samples, "sample_rate": RATE, "text": text["text"]}
         if request.metadata["task"] == "speech":
             return audio | {"usage": self.speech_usage}

@@ -33,7 +33,7 @@ def test_a_model_that_is_not_there(api):
     [
         ({"no_such_field": 1}, "unknown_parameter"),
         ({"min_tokens": 1}, "unsupported_parameter"),
-        ({"n": 2}, "unsupported_value"),
+        ({"store": True}, "unsupported_value"),
         ({"temperature": "hot"}, "invalid_type"),
         ({"temperature": 9}, "invalid_value"),
         ({"messages": None}, "invalid_type"),

@@ -83,7 +83,7 @@ def served(serve: Any) -> Iterator[Served]:
                 ("videos", "invalid_type"),
                 ("stop", "invalid_type"),
                 ("stop_token_ids", "invalid_value"),
-                ("tools", "unsupported_value"),
+                ("tools", "invalid_type"),
                 ("modalities", "invalid_value"),
                 ("metadata", "invalid_type"),
                 ("no_such_field", "unknown_parameter"),

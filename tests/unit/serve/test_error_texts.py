@@ -45,7 +45,7 @@ def test_all_wrong_fields_are_named():
 
 
 def test_what_cannot_be_honoured_says_what_can():
-    assert refusal(n=3).message == "n: not supported here; the only value is 1"
+    assert refusal(store=True).message == "store: not supported here; the only value is false"
 
 
 def test_value_of_the_wrong_type_is_not_converted():

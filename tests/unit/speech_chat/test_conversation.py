@@ -91,7 +91,7 @@ def test_developers_are_systems_and_other_fields_stay() -> None:
     ("message", "content"),
     [
         ({"role": "assistant", "content": None, "audio": {"id": "a", "transcript": "Paris."}}, "Paris."),
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "t"}]}, ""),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "t", "function": {"name": "f"}}]}, ""),
         ({"role": "assistant", "content": "Rome.", "audio": {"id": "a"}}, "Rome."),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 import soundfile
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.speech_chat.preprocess import Limits, SpeechChatPreprocessor
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
@@ -28,7 +29,7 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> SpeechChatPreprocess
     template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{{ extra }}"
     (checkpoint / "chat_template.jinja").write_text(template)
     limits = Limits(audio_seconds=10, total_audio_seconds=15, audio_bytes=1_000_000, speech_chars=50)
-    return SpeechChatPreprocessor(PromptEncoder(checkpoint), limits)
+    return SpeechChatPreprocessor(ChatPrompts(PromptEncoder(checkpoint)), limits)
 
 
 def wav(seconds: float, rate: int = 8_000) -> bytes:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sglang_omni.answers.reader import Reading
+
 VisualKind = Literal["image", "video"]
 
 
@@ -76,6 +78,7 @@ class Prompt(TypedDict):
         position_delta: Position of the answer's first token, less T.
         media: Shapes of the media, for the talker's own positions.
         visuals: Images, then videos.
+        reading: How the answer must be read; None if all of it is content.
     """
 
     prompt_token_ids: list[int]
@@ -85,6 +88,7 @@ class Prompt(TypedDict):
     media: MediaShape
     visuals: list[VisualInput]
     audios: list[AudioInput]
+    reading: Reading | None
 
 
 class VisualOutput(TypedDict):
@@ -109,7 +113,7 @@ class ThinkerInput(TypedDict):
     """The thinker's merged payload: the prompt, and what encoders gave for its media.
 
     Attributes:
-        prompt_token_ids, key_token_ids, positions, position_delta, media: As in ``Prompt``.
+        prompt_token_ids, key_token_ids, positions, position_delta, media, reading: As in ``Prompt``.
         visuals: Images, then videos.
     """
 
@@ -120,6 +124,7 @@ class ThinkerInput(TypedDict):
     media: MediaShape
     visuals: list[VisualOutput]
     audios: list[AudioOutput]
+    reading: Reading | None
 
 
 class TalkerInput(TypedDict):

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from sglang_omni.answers.chat import ChatPrompts
+from sglang_omni.answers.reader import Reading
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.media import SOUND_RATE, Media, MediaLimits, MediaReader, VideoOptions
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
@@ -22,7 +24,6 @@ from sglang_omni.preprocessing.messages import Content, MediaKind, MediaPart, pa
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
     flag_param,
-    mapping_param,
     named_inputs,
     stage_params,
     task_of,
@@ -43,6 +44,7 @@ class Qwen3OmniPreprocessor:
         video_fps: Frames to take of each second of a video if the request does not tell; None takes all.
         context_length: A shorter context than the checkpoint's.
         allowed_media_hosts: Hosts of media URLs, as in ``media_bytes``.
+        tool_call_parser, reasoning_parser: As for ``ChatPrompts``.
     """
 
     def __init__(
@@ -54,8 +56,13 @@ class Qwen3OmniPreprocessor:
         video_fps: float | None = None,
         context_length: int | None = None,
         allowed_media_hosts: Collection[str] = (),
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> None:
         self._prompts = PromptEncoder(checkpoint.path, context_length=context_length)
+        self._chats = ChatPrompts(
+            self._prompts, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
         # Used only for videos with sound.
         self._audio_end = self._prompts.tokenizer.token_to_id("<|audio_end|>") or 0
         self._rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
@@ -114,14 +121,13 @@ class Qwen3OmniPreprocessor:
 
     def _chat(self, messages: Any, request: OmniRequest, check: Check) -> Prompt:
         conversation, parts = parse_messages(messages, self._takes)
-        options = mapping_param(request.params, "chat_template_kwargs")
-        text = self._prompts.render(_for_template(conversation, parts), options)
+        text, reading = self._chats.render(_for_template(conversation, parts), request)
         token_ids = self._prompts.encode_text(text, param="messages", check=check)
         # Check the text before any medium is computed.
         self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
         if not parts:
             self._prompts.check_length(len(token_ids), "messages")
-            return self._lay_out(token_ids, Media(), with_sound=False)
+            return self._lay_out(token_ids, Media(), with_sound=False, reading=reading)
         assert self._reader is not None
         video = self._video_options(request)
 
@@ -131,7 +137,7 @@ class Qwen3OmniPreprocessor:
             self._prompts.check_length(text_length + media_tokens, param)
 
         media = self._reader.read(parts, video, check_length, check)
-        prompt = self._lay_out(token_ids, media, with_sound=video.with_sound)
+        prompt = self._lay_out(token_ids, media, with_sound=video.with_sound, reading=reading)
         self._prompts.check_length(len(prompt["prompt_token_ids"]), "messages")
         parts_of_model = ("thinker", "talker") if answers_in_speech(request) else ("thinker",)
         for part in parts_of_model:
@@ -158,7 +164,9 @@ class Qwen3OmniPreprocessor:
             )
         return VideoOptions(fps, with_sound)
 
-    def _lay_out(self, token_ids: Sequence[int], media: Media, *, with_sound: bool) -> Prompt:
+    def _lay_out(
+        self, token_ids: Sequence[int], media: Media, *, with_sound: bool, reading: Reading | None = None
+    ) -> Prompt:
         shape = media.shape(with_sound=with_sound)
         ids, keys = list(token_ids), list(token_ids)
         if media.images or media.videos or media.audios:
@@ -173,6 +181,7 @@ class Qwen3OmniPreprocessor:
             media=shape,
             visuals=media.images + media.videos,
             audios=media.audios,
+            reading=reading,
         )
 
     def _content_ids(self, media: Media) -> dict[int, Iterator[int]]:

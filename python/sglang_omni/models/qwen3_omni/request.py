@@ -27,15 +27,20 @@ _TALKER_DEFAULTS: dict[str, Any] = {
 }
 
 
-def thinker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> RequestSampling:
+def thinker_sampling(
+    request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, instead: Mapping[str, Any] | None = None
+) -> RequestSampling:
     """The request's parameters, with defaults from ``generation_config.json``.
+
+    Args:
+        instead: Parameters that take the place of the request's own.
 
     Raises:
         RequestError: A parameter is out of its range; ``param`` is its name in the request.
     """
     defaults = _generation_settings(checkpoint.generation, prefix="")
     defaults |= _generation_settings(checkpoint.generation, prefix="thinker_")
-    given = _given(stage_params(request, "thinker"))
+    given = _given({**stage_params(request, "thinker"), **(instead or {})})
     params = {"max_new_tokens": THINKER_MAX_NEW_TOKENS, **defaults, **given}
     return _sampling(params, "thinker", _own(request, "thinker"), prefix="")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.preprocessing.request_params import TEXT_SAMPLING, RequestParams, TaskParams
+from sglang_omni.preprocessing.request_params import CHAT, TEXT_SAMPLING, RequestParams, TaskParams
 
 TALKER_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 _TALKER = tuple(f"talker_{name}" for name in TALKER_SAMPLING)
@@ -19,7 +19,7 @@ _SPOKEN = ("voice", "speaker", *_TALKER)
 
 REQUEST_PARAMS: RequestParams = {
     "chat": TaskParams(
-        general=(*TEXT_SAMPLING, "chat_template_kwargs", *_VIDEO, *_SPOKEN),
+        general=(*TEXT_SAMPLING, *CHAT, *_VIDEO, *_SPOKEN),
         stages=STAGE_PARAMS,
         spoken=(*_SPOKEN, "talker", "code2wav"),
     ),

@@ -37,6 +37,8 @@ def create_preprocess(
     video_fps: float | None = None,
     context_length: int | None = None,
     allowed_media_hosts: Sequence[str] = (),
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
 ) -> SimpleScheduler:
     """The stage from a request's inputs to token ids, positions, and tensors for the encoders.
 
@@ -53,6 +55,7 @@ def create_preprocess(
         context_length: A shorter context than the checkpoint's.
         allowed_media_hosts: Hosts of media URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
             allows all.
+        tool_call_parser, reasoning_parser: As for the stages of a text model.
     """
     from sglang_omni.models.qwen3_omni.media import MediaLimits
     from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
@@ -75,6 +78,8 @@ def create_preprocess(
             video_fps=video_fps,
             context_length=context_length,
             allowed_media_hosts=allowed_media_hosts,
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
         )
 
     def preprocess(payload: StagePayload, aborted: Callable[[], bool]) -> StagePayload:
@@ -104,6 +109,8 @@ def create_thinker(
     prefix_cache: bool = True,
     mem_fraction_static: float | None = None,
     total_gpu_memory_fraction: float | None = None,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
     tp_rank: int = 0,
     tp_size: int = 1,
     nccl_port: int | None = None,
@@ -131,9 +138,11 @@ def create_thinker(
         prefix_cache: Whether requests share the keys and values of common prefixes.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
         total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
+        tool_call_parser, reasoning_parser: As for the preprocess stage; a parser of SGLang is loaded here.
         tp_rank, tp_size: This process's rank, and the number of ranks.
         nccl_port: Port at which the ranks meet.
     """
+    from sglang_omni.answers.parsers import load_parsers
     from sglang_omni.engines.build import build_engine
     from sglang_omni.engines.options import TensorParallel
     from sglang_omni.engines.warm_up import text_requests
@@ -142,6 +151,7 @@ def create_thinker(
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
+    load_parsers(tool_call_parser, reasoning_parser)
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     sizes = _sizes(
         checkpoint,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.speech_chat.components.voice import check_voice
 from sglang_omni.models.speech_chat.components.whisper import MAX_PROMPT_CHARS, SAMPLE_RATE, check_language
 from sglang_omni.models.speech_chat.conversation import plain_text
@@ -17,13 +18,11 @@ from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.messages import MediaKind, MediaPart, parse_messages
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
-    mapping_param,
     named_inputs,
     stage_params,
     task_of,
 )
 from sglang_omni.preprocessing.request_params import check_request
-from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 _TAKES: tuple[MediaKind, ...] = ("audio",)
@@ -52,7 +51,8 @@ class Limits:
 class SpeechChatPreprocessor:
     """Converts the entry payload to the payload of the next stage, by task:
 
-    - chat without audio, completion: ``{"prompt_token_ids": [int]}``
+    - chat without audio, completion: ``{"prompt_token_ids": [int]}``, with a ``reading`` (``Reading``) if the
+      answer is more than content
     - chat with audio: ``{"messages": [...], "clips": [float32 (n,), 16 kHz]}``
     - transcription, translation: ``{"audio": bytes}``, encoded: a recording may be of hours, and the
       transcribe stage decodes it as it goes
@@ -61,10 +61,9 @@ class SpeechChatPreprocessor:
     The inputs themselves are dropped, so that a chat's encoded audio does not travel through later stages.
     """
 
-    def __init__(
-        self, prompts: PromptEncoder, limits: Limits, allowed_media_hosts: Collection[str] = ()
-    ) -> None:
-        self._prompts = prompts
+    def __init__(self, chats: ChatPrompts, limits: Limits, allowed_media_hosts: Collection[str] = ()) -> None:
+        self._chats = chats
+        self._prompts = chats.prompts
         self._limits = limits
         self._allowed_media_hosts = frozenset(allowed_media_hosts)
 
@@ -114,10 +113,10 @@ class SpeechChatPreprocessor:
             self._prompts.check_answer(0, answer)
             self._prompts.tokenizer.check_characters(messages, self._prompts.context_length, param="messages")
             return {"messages": messages, "clips": self._clips(audio, check)}
-        options = mapping_param(request.params, "chat_template_kwargs")
-        token_ids = self._prompts.encode_messages(plain_text(messages), options, check=check)
+        token_ids, reading = self._chats.encode(plain_text(messages), request, check=check)
         self._prompts.check_answer(len(token_ids), answer)
-        return {"prompt_token_ids": token_ids}
+        data: dict[str, Any] = {"prompt_token_ids": token_ids}
+        return data if reading is None else {**data, "reading": reading}
 
     def _speech(self, inputs: Mapping[str, Any]) -> str:
         text = _given(inputs, "text", "input")

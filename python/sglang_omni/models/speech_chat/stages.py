@@ -13,8 +13,8 @@ from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 
 if TYPE_CHECKING:
+    from sglang_omni.answers.chat import ChatPrompts
     from sglang_omni.engines.options import DtypeChoice, EngineKind
-    from sglang_omni.preprocessing.text import PromptEncoder
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
 
@@ -29,6 +29,8 @@ def create_preprocess(
     max_decode_seconds: float = 30.0,
     allowed_media_hosts: Sequence[str] = (),
     context_length: int | None = None,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
 ) -> SimpleScheduler:
     """The stage from inputs to token ids, audio samples or text to speak.
 
@@ -42,16 +44,17 @@ def create_preprocess(
         allowed_media_hosts: Hosts of audio URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
             allows all.
         context_length: A shorter context than the checkpoint's.
+        tool_call_parser, reasoning_parser: As for the stages of a text model.
     """
     from sglang_omni.models.speech_chat.preprocess import Limits, SpeechChatPreprocessor
 
     limits = Limits(
         max_audio_seconds, max_total_audio_seconds, max_audio_bytes, max_speech_chars, max_decode_seconds
     )
-    prompts = _prompt_encoder(model_path, context_length)
+    chats = _chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
     # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(
-        SpeechChatPreprocessor(prompts, limits, allowed_media_hosts), max_concurrency=4, sees_abort=True
+        SpeechChatPreprocessor(chats, limits, allowed_media_hosts), max_concurrency=4, sees_abort=True
     )
 
 
@@ -64,6 +67,8 @@ def create_transcribe(
     max_recording_seconds: float = 14_400.0,
     max_decode_seconds: float = 30.0,
     context_length: int | None = None,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
     schedule_policy: SchedulePolicy = "deadline",
 ) -> StreamScheduler:
     """The stage from audio to transcripts, and for a chat to token ids.
@@ -76,6 +81,7 @@ def create_transcribe(
         max_recording_seconds: Limit of the length of a recording to transcribe.
         max_decode_seconds: Limit of the time to decode half a minute of it.
         context_length: A shorter context than the checkpoint's.
+        tool_call_parser, reasoning_parser: As for the stages of a text model.
         schedule_policy: ``"deadline"`` hears questions before recordings to transcribe, ``"fcfs"`` lets
             requests take turns.
     """
@@ -86,9 +92,9 @@ def create_transcribe(
         whisper = Whisper(num_threads=num_threads or available_cores(), beam_size=beam_size)
     recognizer = Recognizer(whisper, cache_size)
     limits = RecordingLimits(max_recording_seconds, max_decode_seconds)
-    prompts = _prompt_encoder(model_path, context_length)
+    chats = _chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
     return StreamScheduler(
-        lambda: TranscribeSession(recognizer, prompts, limits),
+        lambda: TranscribeSession(recognizer, chats, limits),
         expects_stream=lambda payload: False,
         wants_chunks=lambda payload: wants_stream(payload.request),
         schedule_policy=schedule_policy,
@@ -113,6 +119,8 @@ def create_thinker(
     context_length: int | None = None,
     mem_fraction_static: float | None = None,
     total_gpu_memory_fraction: float | None = None,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
     tp_rank: int = 0,
     tp_size: int = 1,
     nccl_port: int | None = None,
@@ -138,9 +146,11 @@ def create_thinker(
         context_length: A shorter context than the checkpoint's.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
         total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
+        tool_call_parser, reasoning_parser: As for the preprocess stage; a parser of SGLang is loaded here.
         tp_rank, tp_size: This process's rank, and the number of ranks.
         nccl_port: Port at which the ranks meet.
     """
+    from sglang_omni.answers.parsers import load_parsers
     from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.speech_chat.thinker import SpeechChatThinker
     from sglang_omni.models.text.stages import load_engine
@@ -148,6 +158,7 @@ def create_thinker(
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
+    load_parsers(tool_call_parser, reasoning_parser)
     checkpoint = checkpoint_directory(model_path)
     built = load_engine(
         checkpoint,
@@ -222,7 +233,14 @@ def checkpoint_directory(model_path: str) -> Path:
     return directory
 
 
-def _prompt_encoder(model_path: str, context_length: int | None) -> PromptEncoder:
+def _chat_prompts(
+    model_path: str, context_length: int | None, tool_call_parser: str | None, reasoning_parser: str | None
+) -> ChatPrompts:
+    from sglang_omni.answers.chat import ChatPrompts
     from sglang_omni.preprocessing.text import PromptEncoder
 
-    return PromptEncoder(checkpoint_directory(model_path), context_length=context_length)
+    return ChatPrompts(
+        PromptEncoder(checkpoint_directory(model_path), context_length=context_length),
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+    )

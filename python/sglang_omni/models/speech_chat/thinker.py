@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_omni.engines import EngineRequest
 from sglang_omni.models.text.thinker import TextThinker
-from sglang_omni.models.text_answer import new_text, written
+from sglang_omni.models.text_answer import new_text, text_chunks, written
 from sglang_omni.models.token_logprobs import all_logprobs, with_logprobs
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
@@ -13,15 +13,15 @@ from sglang_omni.scheduling.messages import OutgoingMessage
 class SpeechChatThinker(TextThinker):
     """A thinker whose text is also spoken.
 
-    Payloads are ``{"prompt_token_ids": [int], "input_transcript": str | None}``; results are those of
-    ``written``, with ``input_transcript``.
+    Payloads are ``{"prompt_token_ids": [int], "input_transcript": str | None}``, perhaps with a ``reading``;
+    results are those of ``written``, with ``input_transcript``.
     """
 
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text for the caller and for the voice."""
-        messages = new_text(payload, request, speaker="speak")
+        messages = text_chunks(payload, new_text(request), speaker="speak")
         return with_logprobs(messages, request, self._token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:

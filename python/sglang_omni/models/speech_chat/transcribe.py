@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, SpeechSegment, Whisper
 from sglang_omni.models.speech_chat.conversation import with_transcripts
 from sglang_omni.models.speech_chat.windows import windows
@@ -15,11 +16,9 @@ from sglang_omni.preprocessing.audio import decode_blocks
 from sglang_omni.preprocessing.deadline import Deadline
 from sglang_omni.preprocessing.request import (
     answers_in_text,
-    mapping_param,
     stage_params,
     task_of,
 )
-from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
@@ -113,19 +112,19 @@ class Recording:
 class TranscribeSession(StreamSession):
     """One request with audio.
 
-    A chat ends with ``{"prompt_token_ids", "input_transcript"}`` for the thinker, a transcription with the
-    caller's result. A recording of hours takes as many turns as it has windows and segments, between which
-    other requests have theirs.
+    A chat ends with ``{"prompt_token_ids", "input_transcript"}`` for the thinker, perhaps with a ``reading``,
+    and a transcription with the caller's result. A recording of hours takes as many turns as it has windows
+    and segments, between which other requests have theirs.
     """
 
     def __init__(
         self,
         recognizer: Recognizer,
-        prompts: PromptEncoder,
+        chats: ChatPrompts,
         limits: RecordingLimits | None = None,
     ) -> None:
         self._recognizer = recognizer
-        self._prompts = prompts
+        self._chats = chats
         self._limits = limits or RecordingLimits()
         self._result: dict[str, Any] = {}
 
@@ -146,10 +145,11 @@ class TranscribeSession(StreamSession):
                 yield None
             transcripts.append(" ".join(texts))
         messages, transcript = with_transcripts(payload.data["messages"], transcripts)
-        options = mapping_param(payload.request.params, "chat_template_kwargs")
-        token_ids = self._prompts.encode_messages(messages, options)
-        self._prompts.check_answer(len(token_ids), stage_params(payload.request, "thinker"))
+        token_ids, reading = self._chats.encode(messages, payload.request)
+        self._chats.prompts.check_answer(len(token_ids), stage_params(payload.request, "thinker"))
         self._result = {"prompt_token_ids": token_ids, "input_transcript": transcript}
+        if reading is not None:
+            self._result["reading"] = reading
         if transcript is not None and answers_in_text(payload.request):
             yield {"modality": "text", "input_transcript": transcript}
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.models.memory import text_model_demand
-from sglang_omni.models.prompts import encoder_of
+from sglang_omni.models.prompts import prompts_of
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
-from sglang_omni.preprocessing.text import PromptEncoder
 
 _PACKAGE = "sglang_omni.models.text"
 
@@ -56,9 +56,9 @@ class TextPipelineConfig(PipelineConfig):
         """The directories of LoRA adapters, by the names that the server knows them by."""
         return dict(merge_factory_args(self.stage("thinker"), self).get("lora_paths") or {})
 
-    def prompt_encoder(self) -> PromptEncoder:
+    def chat_prompts(self) -> ChatPrompts:
         """The checkpoint's tokenizer and chat template."""
-        return encoder_of(self, self.model_path)
+        return prompts_of(self, self.model_path)
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.messages import parse_messages
 from sglang_omni.preprocessing.request import (
     flag_param,
-    mapping_param,
     named_inputs,
     stage_params,
     task_of,
@@ -23,13 +23,15 @@ _INPUTS = ("messages", "prompt", "prompt_token_ids")
 
 
 class TextPreprocessor:
-    """Converts the entry payload of a chat or a completion to ``{"prompt_token_ids": [int]}``.
+    """Converts the entry payload of a chat or a completion to ``{"prompt_token_ids": [int]}``, with a
+    ``reading`` (``Reading``) if the answer to a chat is more than content.
 
     The inputs themselves are dropped: no later stage reads them.
     """
 
-    def __init__(self, prompts: PromptEncoder) -> None:
-        self._prompts = prompts
+    def __init__(self, chats: ChatPrompts) -> None:
+        self._chats = chats
+        self._prompts = chats.prompts
 
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
@@ -52,16 +54,18 @@ class TextPreprocessor:
             )
         check_request(request, REQUEST_PARAMS)
         inputs = named_inputs(request, _INPUTS)
+        data: dict[str, Any] = {}
         if task == "chat":
             messages, _ = parse_messages(inputs.get("messages"), ())
             plain = [{**message, "content": "\n".join(message["content"])} for message in messages]
-            options = mapping_param(request.params, "chat_template_kwargs")
-            token_ids = self._prompts.encode_messages(plain, options, check=check)
+            token_ids, reading = self._chats.encode(plain, request, check=check)
+            if reading is not None:
+                data["reading"] = reading
         else:
             token_ids = encode_completion(self._prompts, inputs, request, check)
         self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
         slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
-        return StagePayload(payload.request_id, slim, {"prompt_token_ids": token_ids})
+        return StagePayload(payload.request_id, slim, {**data, "prompt_token_ids": token_ids})
 
 
 def encode_completion(

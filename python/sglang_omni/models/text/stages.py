@@ -21,19 +21,34 @@ if TYPE_CHECKING:
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 
-def create_preprocess(model_path: str, *, context_length: int | None = None) -> SimpleScheduler:
+def create_preprocess(
+    model_path: str,
+    *,
+    context_length: int | None = None,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
+) -> SimpleScheduler:
     """The stage from messages or a prompt to token ids.
 
     Args:
         model_path: Directory of a checkpoint, for its tokenizer and chat template.
         context_length: A shorter context than the checkpoint's.
+        tool_call_parser: The name of the format in which the model writes calls of tools; None for the one
+            that its chat template tells.
+        reasoning_parser: The name of the marks around what the model thinks, or ``"none"`` to leave them in
+            the answer; None for those that its chat template tells.
     """
+    from sglang_omni.answers.chat import ChatPrompts
     from sglang_omni.models.text.preprocess import TextPreprocessor
     from sglang_omni.preprocessing.text import PromptEncoder
 
-    prompts = PromptEncoder(model_path, context_length=context_length)
+    chats = ChatPrompts(
+        PromptEncoder(model_path, context_length=context_length),
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+    )
     # Tokenizing releases the interpreter's lock: a long request does not delay a short one.
-    return SimpleScheduler(TextPreprocessor(prompts), max_concurrency=4, sees_abort=True)
+    return SimpleScheduler(TextPreprocessor(chats), max_concurrency=4, sees_abort=True)
 
 
 def create_thinker(
@@ -56,6 +71,8 @@ def create_thinker(
     max_loras_per_batch: int = 8,
     mem_fraction_static: float | None = None,
     total_gpu_memory_fraction: float | None = None,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
     tp_rank: int = 0,
     tp_size: int = 1,
     nccl_port: int | None = None,
@@ -82,6 +99,7 @@ def create_thinker(
         max_loras_per_batch: Adapters in one step, the bare model counted as one.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
         total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
+        tool_call_parser, reasoning_parser: As for the preprocess stage; a parser of SGLang is loaded here.
         tp_rank: This process's rank.
         tp_size: The number of ranks.
         nccl_port: Port at which the ranks meet.
@@ -90,11 +108,13 @@ def create_thinker(
         ImportError: SGLang is needed, but is not installed or not of the supported version.
         FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
     """
+    from sglang_omni.answers.parsers import load_parsers
     from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.text.thinker import TextThinker, sampling_defaults
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
+    load_parsers(tool_call_parser, reasoning_parser)
     built = load_engine(
         Path(model_path),
         engine,

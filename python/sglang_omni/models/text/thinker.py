@@ -11,13 +11,19 @@ from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.model_runner.config import DecoderConfig
-from sglang_omni.models.text_answer import new_text, text_result, written
+from sglang_omni.models.text_answer import (
+    AnswerTexts,
+    answer_params,
+    new_text,
+    text_chunks,
+    text_result,
+    written,
+)
 from sglang_omni.models.token_logprobs import all_logprobs, constrained, grammars_for, with_logprobs
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.text import read_json
 from sglang_omni.preprocessing.token_bytes import TokenBytes
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 # Fields of generation_config.json.
@@ -25,8 +31,8 @@ _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 
 class TextThinker:
-    """The callbacks of the stage's ``OmniScheduler``: from ``{"prompt_token_ids": [int]}`` to the caller's
-    result of a text answer.
+    """The callbacks of the stage's ``OmniScheduler``: from ``{"prompt_token_ids": [int]}``, perhaps with
+    a ``reading``, to the caller's result of a text answer.
 
     Args:
         tokenizer: The checkpoint's.
@@ -42,7 +48,7 @@ class TextThinker:
         config: DecoderConfig,
         adapters: Iterable[str] = (),
     ) -> None:
-        self._tokenizer = tokenizer
+        self._texts = AnswerTexts(tokenizer)
         self._adapters = frozenset(adapters)
         self._sampling_defaults = dict(sampling_defaults)
         self._token_bytes = TokenBytes(tokenizer)
@@ -53,7 +59,7 @@ class TextThinker:
         Raises:
             RequestError: A sampling parameter is out of its range.
         """
-        params = stage_params(payload.request, "thinker")
+        params = answer_params(payload, stage_params(payload.request, "thinker"))
         given = {name: value for name, value in params.items() if value is not None}
         sampling = RequestSampling.from_params({**self._sampling_defaults, **given})
         adapter = self._adapter(payload.request.metadata.get("model"))
@@ -64,7 +70,7 @@ class TextThinker:
                 payload.request_id,
                 payload.data["prompt_token_ids"],
                 sampling,
-                IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
+                self._texts.of(payload, sampling.stop),
                 grammar=grammar,
                 adapter=adapter,
             ),
@@ -78,7 +84,7 @@ class TextThinker:
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text for the caller."""
-        return with_logprobs(new_text(payload, request), request, self._token_bytes)
+        return with_logprobs(text_chunks(payload, new_text(request)), request, self._token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         data = {**written(request), **all_logprobs(request, self._token_bytes)}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from sglang_omni.client import GenerateRequest, RequestError
+from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
+from sglang_omni.preprocessing.request_params import TaskParams
+from sglang_omni.preprocessing.tools import tools_of
+from sglang_omni.serve.api.constraints import constraint_of, guiding_params, spelled
 from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
 from sglang_omni.serve.api.protocol.content import (
     AudioUrlPart,
@@ -15,6 +19,7 @@ from sglang_omni.serve.api.protocol.content import (
     MediaUrl,
     VideoUrlPart,
 )
+from sglang_omni.serve.api.protocol.tools import FunctionChoice, ToolOfChoice
 from sglang_omni.serve.api.sampling import check_stream_options, to_sampling
 from sglang_omni.serve.api.speech import check_encodable
 from sglang_omni.serve.api.state import AppState
@@ -25,6 +30,8 @@ _PART_MODALITY = {
     "image_url": "image",
     "video_url": "video",
 }
+# Fields of a message that pipelines read under other names, or not at all.
+_NOT_PASSED_ON = {"audio", "refusal", "annotations", "function_call", "reasoning"}
 _TALKER = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
 
 
@@ -59,11 +66,19 @@ def to_generate_request(server: AppState, body: ChatCompletionRequest) -> Genera
             param="max_completion_tokens",
             code="invalid_value",
         )
-    _check_extra(server, body, extra)
+    for name in ("reasoning_effort", "chat_template_kwargs", "add_generation_prompt"):
+        value = getattr(body, name)
+        if value is not None:
+            extra[name] = value
+    if body.continue_final_message:
+        extra["continue_final_message"] = True
+    tools = _tools(body)
+    sampling = _sampling(body)
+    _check_params(server, body, {**extra, **tools, **guiding_params(sampling)})
     return GenerateRequest(
         model=body.model,
         messages=_messages(server, body),
-        sampling=to_sampling(body),
+        sampling=sampling,
         stage_params=body.stage_params,
         extra_params=extra,
         stream=body.stream,
@@ -72,12 +87,74 @@ def to_generate_request(server: AppState, body: ChatCompletionRequest) -> Genera
         metadata={"task": "chat"},
         timeout=server.timeout(body.timeout),
         timings=body.timings,
+        **tools,
     )
 
 
-def _check_extra(server: AppState, body: ChatCompletionRequest, extra: dict[str, Any]) -> None:
+def spelling_of(body: ChatCompletionRequest) -> dict[str, str]:
+    """The request's fields by the names that stages know."""
+    constraint = constraint_of(body)
+    spelling = {} if constraint is None else {constraint.kind: constraint.param}
+    if body.functions is not None:
+        spelling |= {"tools": "functions", "tool_choice": "function_call"}
+    # A stage makes one of the tools, and after reasoning of what else the answer must match.
+    made_of = spelling.get("tools", "tools") if constraint is None else constraint.param
+    for name in ("structural_tag", "json_schema"):
+        spelling.setdefault(name, made_of)
+    return spelling
+
+
+def _sampling(body: ChatCompletionRequest) -> SamplingParams:
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError(
+            "top_logprobs: only with logprobs, which is false", param="top_logprobs", code="invalid_value"
+        )
+    sampling = replace(
+        to_sampling(body),
+        logit_bias=body.logit_bias or {},
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    constraint = constraint_of(body)
+    return sampling if constraint is None else constraint.apply(sampling)
+
+
+def _tools(body: ChatCompletionRequest) -> dict[str, Any]:
+    """The fields of the client's request that say what may be called; none if nothing may."""
+    if body.functions is not None and body.tools is not None:
+        raise RequestError(
+            "functions: the older name of tools; give one", param="functions", code="invalid_value"
+        )
+    if body.functions is not None:
+        tools = [
+            {"type": "function", "function": function.model_dump(exclude_none=True)}
+            for function in body.functions
+        ]
+        choice = _chosen(body.function_call)
+        # Its form has room for one call.
+        parallel = False
+    else:
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+        choice = _chosen(body.tool_choice)
+        parallel = body.parallel_tool_calls is not False
+    if not tools and choice in (None, "none", "auto"):
+        return {}
+    fields = {"tools": tools, "tool_choice": choice}
+    with spelled(spelling_of(body)):
+        tools_of(fields)
+    return fields | {"parallel_tool_calls": parallel}
+
+
+def _chosen(choice: str | ToolOfChoice | FunctionChoice | None) -> str | dict[str, Any] | None:
+    if isinstance(choice, FunctionChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice.model_dump() if isinstance(choice, ToolOfChoice) else choice
+
+
+def _check_params(server: AppState, body: ChatCompletionRequest, params: dict[str, Any]) -> None:
+    spoken = "audio" in (body.modalities or ())
     try:
-        server.check_params("chat", extra, body.stage_params, spoken="audio" in (body.modalities or ()))
+        with spelled(spelling_of(body)):
+            server.check_params("chat", params, body.stage_params, spoken=spoken)
     except RequestError as exc:
         if exc.param != "voice":
             raise
@@ -100,8 +177,17 @@ def _messages(server: AppState, body: ChatCompletionRequest) -> list[dict[str, A
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
-    """A message as pipelines read it: an earlier spoken answer is its transcript, a refusal is its text."""
-    turn = message.model_dump(exclude_none=True, exclude={"audio", "refusal"})
+    """A message as pipelines read it: an earlier spoken answer is its transcript, a refusal is its text, and
+    OpenAI's older functions are tools."""
+    turn = message.model_dump(exclude_none=True, exclude=_NOT_PASSED_ON)
+    if message.role == "function":
+        turn["role"] = "tool"
+    for call in turn.get("tool_calls", ()):
+        call.pop("index", None)
+    if message.function_call is not None:
+        turn["tool_calls"] = [{"type": "function", "function": message.function_call.model_dump()}]
+    if message.reasoning is not None:
+        turn.setdefault("reasoning_content", message.reasoning)
     if message.content is None and message.audio is not None:
         turn["content"] = message.audio.transcript
     elif message.content is None and message.refusal is not None:
@@ -135,17 +221,37 @@ def _check_message(server: AppState, message: ChatMessage, where: str) -> None:
             param=f"{where}.audio",
             code="unsupported_value",
         )
-    if message.role == "tool":
-        raise RequestError(
-            f"{where}.role: tools are not supported here, so there is no tool message",
-            param=f"{where}.role",
-            code="unsupported_value",
-        )
+    _check_calls(server, message, where)
     if isinstance(message.content, list):
         for index, part in enumerate(message.content):
             modality = _PART_MODALITY.get(part.type)
             if modality is not None:
                 server.check_input(modality, f"{where}.content[{index}]")
+
+
+def _check_calls(server: AppState, message: ChatMessage, where: str) -> None:
+    takes = server.capabilities.request_params
+    has_tools = takes is None or "tools" in takes.get("chat", TaskParams()).general
+    result = message.role in ("tool", "function")
+    if result and not has_tools:
+        raise RequestError(
+            f"{where}.role: the model {server.served_name!r} calls no tools, so there is no tool message",
+            param=f"{where}.role",
+            code="unsupported_value",
+        )
+    for name, belongs in (
+        ("tool_calls", message.role == "assistant" and has_tools),
+        ("function_call", message.role == "assistant" and has_tools),
+        ("reasoning", message.role == "assistant"),
+        ("reasoning_content", message.role == "assistant"),
+        ("tool_call_id", result),
+    ):
+        if getattr(message, name) and not belongs:
+            raise RequestError(
+                f"{where}.{name}: a {message.role} message has none here",
+                param=f"{where}.{name}",
+                code="unsupported_parameter",
+            )
 
 
 def _media_part(kind: str, url: str) -> ContentPart:

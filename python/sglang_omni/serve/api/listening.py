@@ -22,11 +22,18 @@ def listening(metrics: Metrics) -> Iterator[Playback]:
 
 
 async def heard(
-    metrics: Metrics, chunks: AsyncGenerator[CompletionStreamChunk, None]
-) -> AsyncGenerator[CompletionStreamChunk, None]:
-    """Yields the chunks of a request, and counts how their sound comes."""
-    async with aclosing(chunks):
-        with listening(metrics) as playback:
-            async for chunk in chunks:
-                playback.feed(time.monotonic(), chunk.audio_seconds)
-                yield chunk
+    metrics: Metrics, parts: AsyncGenerator[tuple[int, CompletionStreamChunk], None]
+) -> AsyncGenerator[tuple[int, CompletionStreamChunk], None]:
+    """Yields the parts of a request's answers, and counts how the sound of each comes."""
+    began = time.monotonic()
+    playbacks: dict[int, Playback] = {}
+    async with aclosing(parts):
+        try:
+            async for index, chunk in parts:
+                if chunk.audio_seconds:
+                    playback = playbacks.setdefault(index, Playback(began))
+                    playback.feed(time.monotonic(), chunk.audio_seconds)
+                yield index, chunk
+        finally:
+            for playback in playbacks.values():
+                metrics.played(playback)

@@ -9,10 +9,10 @@ from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.client import Client, RequestError
 from sglang_omni.config.nearest import nearest
 from sglang_omni.preprocessing.request_params import RequestParams, check_params
-from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinator
@@ -20,6 +20,7 @@ from sglang_omni.serve.api.history import History
 from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.prompts import Prompts
 from sglang_omni.serve.api.request_ids import RunningRequests
+from sglang_omni.serve.api.responses_store import ResponseStore
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.websockets import OpenWebSockets
 from sglang_omni.serve.realtime.sessions import Sessions
@@ -35,7 +36,7 @@ class Capabilities:
 
     Attributes:
         adapters: The directories of LoRA adapters, by name.
-        prompt_encoder: Loads the model's tokenizer and chat template, without its weights.
+        chat_prompts: Loads the model's tokenizer and chat template, without its weights.
     """
 
     tasks: frozenset[str] | None = None
@@ -45,7 +46,7 @@ class Capabilities:
     adapters: Mapping[str, str] = field(default_factory=dict)
     stages: frozenset[str] | None = None
     request_params: RequestParams | None = None
-    prompt_encoder: Callable[[], PromptEncoder] | None = None
+    chat_prompts: Callable[[], ChatPrompts] | None = None
 
     @classmethod
     def of(cls, config: Any) -> Capabilities:
@@ -64,7 +65,7 @@ class Capabilities:
             adapters=getattr(config, "adapters", {}),
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
-            prompt_encoder=getattr(config, "prompt_encoder", None),
+            chat_prompts=getattr(config, "chat_prompts", None),
         )
 
 
@@ -79,6 +80,7 @@ class AppState:
         running: The ids of the requests under way.
         bodies: Reads JSON bodies.
         started: Unix time.
+        responses: The responses that are kept.
         coordinator: Asked for load and told to flush caches.
         prompts: The model's tokenizer.
         history: The latest requests.
@@ -99,12 +101,13 @@ class AppState:
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
     traces_steps: bool = False
+    responses: ResponseStore = field(default_factory=ResponseStore)
     coordinator: AdminCoordinator = field(init=False)
     prompts: Prompts = field(init=False)
     history: History = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prompts = Prompts(self.capabilities.prompt_encoder)
+        self.prompts = Prompts(self.capabilities.chat_prompts)
         self.coordinator = admin_coordinator(self.client)
         self.coordinator.trace_steps(self.traces_steps)
         self.coordinator.watch_visits(

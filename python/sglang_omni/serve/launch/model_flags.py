@@ -121,6 +121,20 @@ _FLAGS = (
         join=_by_name,
     ),
     _Flag("--max-loras-per-batch", "max_loras_per_batch", "adapters that are computed together"),
+    _Flag(
+        "--tool-call-parser",
+        "tool_call_parser",
+        "how the model writes calls of tools, such as hermes; by default as its chat template says",
+        not_empty,
+        metavar="NAME",
+    ),
+    _Flag(
+        "--reasoning-parser",
+        "reasoning_parser",
+        "the marks around what the model thinks, such as qwen3; none leaves them in the answer",
+        not_empty,
+        metavar="NAME",
+    ),
     _Flag("--tp-size", "tp_size", "ranks that a model is split over"),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -10,17 +10,11 @@ from sglang_omni.serve.api.fields import (
     ApiModel,
     Count,
     ExtensionFields,
+    LogitBias,
     Name,
     OnlyDefaultTier,
-    OnlyEmptyDict,
-    OnlyEmptyList,
     OnlyFalse,
     OnlyNone,
-    OnlyNoTools,
-    OnlyOne,
-    OnlyText,
-    OnlyTrue,
-    OnlyZero,
     RepetitionPenalty,
     SamplingFields,
     Temperature,
@@ -28,8 +22,11 @@ from sglang_omni.serve.api.fields import (
     TopP,
     at_most,
 )
+from sglang_omni.serve.api.protocol.completions import Answers, Logprobs
+from sglang_omni.serve.api.protocol.constraints import ConstraintFields
 from sglang_omni.serve.api.protocol.content import ChatMessage
 from sglang_omni.serve.api.protocol.options import StreamOptions
+from sglang_omni.serve.api.protocol.tools import ToolFields
 
 
 def _no_repeats(modalities: list[str]) -> list[str]:
@@ -51,7 +48,7 @@ class AudioOptions(ApiModel):
 Media = Annotated[list[str], at_most(1024)]
 
 
-class ChatCompletionRequest(SamplingFields, ExtensionFields):
+class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, ExtensionFields):
     model: Name | None = None
     messages: Annotated[list[ChatMessage], at_most(4096, least=1)]
     max_tokens: Count | None = None
@@ -73,9 +70,16 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     talker_max_new_tokens: Count | None = None
     # Adds the answer's token ids (vLLM's name for it), and the codes of its speech.
     return_token_ids: bool = False
-    # vLLM's. An answer is always a new turn, even after an assistant's.
-    add_generation_prompt: OnlyTrue = None
-    continue_final_message: OnlyFalse = None
+    n: Answers = 1
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
+    logit_bias: LogitBias | None = None
+    # For chat templates that have a place for it.
+    reasoning_effort: Name | None = None
+    # vLLM's: further variables of the chat template, and whether the answer is a new turn.
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     # Of no effect on the answer.
     user: Name | None = None
@@ -83,20 +87,9 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
     prompt_cache_retention: Name | None = None
-    parallel_tool_calls: bool | None = None
 
     service_tier: OnlyDefaultTier = None
-    n: OnlyOne = 1
-    logprobs: OnlyFalse = None
-    top_logprobs: OnlyZero = None
-    logit_bias: OnlyEmptyDict = None
-    tools: OnlyEmptyList = None
-    tool_choice: OnlyNoTools = None
-    functions: OnlyEmptyList = None
-    function_call: OnlyNoTools = None
-    response_format: OnlyText = None
     store: OnlyFalse = None
     prediction: OnlyNone = None
-    reasoning_effort: OnlyNone = None
     verbosity: OnlyNone = None
     web_search_options: OnlyNone = None

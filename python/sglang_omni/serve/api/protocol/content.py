@@ -11,9 +11,9 @@ from sglang_omni.serve.api.fields import (
     ApiModel,
     Name,
     OnlyEmptyList,
-    OnlyNone,
     at_most,
 )
+from sglang_omni.serve.api.protocol.tools import CalledFunction, MessageToolCalls
 
 
 class TextPart(ApiModel):
@@ -113,14 +113,21 @@ class SpokenAnswer(ApiModel):
 
 
 class ChatMessage(ApiModel):
-    """One turn. Only an assistant's turn may lack content, if it has a transcript or a refusal."""
+    """One turn. Only an assistant's turn may lack content, if it has calls, a transcript or a refusal.
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    Attributes:
+        reasoning, reasoning_content: What an earlier answer has told; two names of one thing.
+        function_call: OpenAI's older form of a call, and the role ``function`` that of its result.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: Name | None = None
     refusal: str | None = None
-    tool_call_id: OnlyNone = None
-    tool_calls: OnlyEmptyList = None
-    function_call: OnlyNone = None
+    tool_call_id: Name | None = None
+    tool_calls: MessageToolCalls | None = None
+    function_call: CalledFunction | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     audio: SpokenAnswer | None = None
     annotations: OnlyEmptyList = None

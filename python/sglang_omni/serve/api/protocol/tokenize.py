@@ -24,6 +24,7 @@ class TokenizeRequest(ApiModel):
     parse_special_tokens: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: dict[Name, Any] | None = None
+    tools: Annotated[list[dict[str, Any]], at_most(128)] | None = None
     add_generation_prompt: OnlyTrue = None
     continue_final_message: OnlyFalse = None
 

@@ -1,0 +1,137 @@
+"""Chat answers in OpenAI's form: messages, deltas, calls and log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_omni.client import CompletionResult, CompletionStreamChunk, TokenLogprob, ToolCall
+from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How the answers to one request are written.
+
+    Attributes:
+        created: Unix time of the request.
+        return_token_ids: Whether they have token ids and codes of speech.
+        legacy: Whether a call has OpenAI's older form.
+        logprobs: Whether they have log-probabilities.
+    """
+
+    created: int
+    modalities: tuple[str, ...]
+    return_token_ids: bool
+    legacy: bool
+    logprobs: bool
+
+    def choice(self, index: int, result: CompletionResult) -> dict[str, Any]:
+        """A whole answer."""
+        message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
+        is_read = "text" in self.modalities or result.audio is None
+        # An answer that is nothing but calls has no content.
+        if is_read and (result.text or not result.tool_calls):
+            message["content"] = result.text
+        if result.reasoning:
+            message |= _reasoning(result.reasoning)
+        if result.tool_calls:
+            message |= self._calls([_whole_call(call) for call in result.tool_calls])
+        if "audio" in self.modalities and result.audio is not None:
+            message["audio"] = {
+                "id": result.audio.id,
+                "data": result.audio.data,
+                "transcript": result.audio.transcript or "",
+                "expires_at": self.created,
+            }
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(result.logprobs),
+            "finish_reason": self.finish_reason(result.finish_reason),
+        }
+        if self.return_token_ids:
+            choice["token_ids"] = result.token_ids
+            if "audio" in message:
+                message["audio"]["codes"] = result.audio_codes
+        return choice
+
+    def part(self, index: int, chunk: CompletionStreamChunk, *, is_first: bool) -> dict[str, Any] | None:
+        """What a chunk adds to an answer; None if nothing."""
+        delta = self._delta(chunk)
+        token_ids = chunk.token_ids if self.return_token_ids else []
+        if not (delta or token_ids or chunk.logprobs or chunk.input_transcript):
+            return None
+        role = {"role": "assistant"} if is_first else {}
+        choice = part_of(index, role | delta, self._logprobs(chunk.logprobs) if chunk.logprobs else None)
+        return choice | ({"token_ids": chunk.token_ids} if self.return_token_ids else {})
+
+    def finish_reason(self, reason: str) -> str:
+        return "function_call" if self.legacy and reason == "tool_calls" else reason
+
+    def _delta(self, chunk: CompletionStreamChunk) -> dict[str, Any]:
+        delta: dict[str, Any] = _reasoning(chunk.reasoning) if chunk.reasoning else {}
+        audio: dict[str, Any] = {}
+        if chunk.text:
+            if "text" in self.modalities:
+                delta["content"] = chunk.text
+            if "audio" in self.modalities:
+                audio["transcript"] = chunk.text
+        if chunk.tool_calls:
+            delta |= self._calls([_new_call(call) for call in chunk.tool_calls])
+        if chunk.audio_b64 is not None and "audio" in self.modalities:
+            audio["data"] = chunk.audio_b64
+            audio["sample_rate"] = chunk.sample_rate or DEFAULT_SAMPLE_RATE
+        if self.return_token_ids and chunk.audio_codes and "audio" in self.modalities:
+            audio["codes"] = chunk.audio_codes
+        if audio:
+            delta["audio"] = {"id": f"audio-{chunk.request_id}", "expires_at": self.created, **audio}
+        return delta
+
+    def _calls(self, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"function_call": calls[0]["function"]} if self.legacy else {"tool_calls": calls}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if not self.logprobs:
+            return None
+        content = [
+            {**_logprob(token), "top_logprobs": [_logprob(other) for other in token.top]} for token in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+def part_of(
+    index: int,
+    delta: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    """A choice of a streamed event."""
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _reasoning(text: str) -> dict[str, Any]:
+    # The first is DeepSeek's and SGLang's name, the second vLLM's and OpenRouter's.
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _whole_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _new_call(call: ToolCall) -> dict[str, Any]:
+    if call.name is None:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    return {"index": call.index, **_whole_call(call)}
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    # The id is an addition to OpenAI's form.
+    return {
+        "token": token.token,
+        "logprob": token.logprob,
+        "bytes": list(token.token_bytes),
+        "token_id": token.token_id,
+    }
