@@ -146,6 +146,11 @@ bench-replicas: build ## requests a second of one, two and three replicas of a s
 bench-omni: build ## Qwen3-Omni's pipeline on a tiny model: first sound, and eight requests beside one; both engines
 	cd benches && OMP_NUM_THREADS=1 ../$(BIN)/python qwen3_omni.py $(BENCH)
 
+.PHONY: bench-playback
+bench-playback: build ## gaps in the sound of 1, 8 and 16 spoken answers at once, by schedule policy; 12 minutes
+	cd benches && OMP_NUM_THREADS=1 PYTHONPATH=../tests ../$(BIN)/python playback_order.py
+	cd benches && ../$(BIN)/python playback.py $(BENCH)
+
 .PHONY: bench-text
 bench-text: build ## tokens a second of both engines beside transformers' generate, on SmolLM2
 	cd benches && ../$(BIN)/python text_engines.py $(BENCH)

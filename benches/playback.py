@@ -1,8 +1,8 @@
 """``make bench-playback``: what listeners hear of one, eight and sixteen spoken answers at once.
 
 Each schedule policy has a server of its own, and they take turns round by round. speech-chat has real models.
-Qwen3-Omni is a random one whose codec makes about fifteen times real time on one core: eight listeners are
-near what two cores can serve, and sixteen are more.
+Qwen3-Omni is a random one whose codec makes about fifteen times real time on one quiet core: eight listeners
+are near what two cores can serve, and sixteen are more.
 
 python benches/playback.py [--pipelines qwen3-omni] [--requests 1 8 16] [--apart 0 0.5] [--rounds 3]
 """
@@ -36,10 +36,14 @@ POLICIES = ("fcfs", "deadline")
 PIPELINES = ("speech-chat", "qwen3-omni")
 # Stages that speak, by pipeline.
 SPEAKING = {"speech-chat": ("speak", "transcribe"), "qwen3-omni": ("code2wav",)}
-TOPICS = ("Rome", "tea", "the bicycle", "Paris", "writing", "the piano", "maps", "bread")
-TOPICS += ("chess", "clocks", "coffee", "glass", "paper", "silk", "salt", "sails")
-HEADINGS = ("pipeline", "requests", "apart", "policy", "underrun, all", "worst listener", "listeners run dry")
-HEADINGS += ("first sound", "last first sound", "x real time")
+TOPICS = (
+    *("Rome", "tea", "the bicycle", "Paris", "writing", "the piano", "maps", "bread"),
+    *("chess", "clocks", "coffee", "glass", "paper", "silk", "salt", "sails"),
+)
+HEADINGS = (
+    *("pipeline", "requests", "apart", "policy", "underrun, all", "worst listener", "listeners run dry"),
+    *("first sound", "last first sound", "x real time"),
+)
 
 
 @dataclass
@@ -60,11 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", nargs="+", type=int, default=[1, 8, 16])
     parser.add_argument("--apart", nargs="+", type=float, default=[0.0, 0.5], help="seconds between requests")
     parser.add_argument("--tokens", type=int, default=128, help="of each answer (default: %(default)s)")
+    parser.add_argument("--codec-dim", type=int, default=384, help="of Qwen3-Omni (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="medians of them (default: %(default)s)")
     args = parser.parse_args(argv)
     began, rows = conditions(), []
     for pipeline in args.pipelines:
-        with running(pipeline) as urls:
+        with running(pipeline, args.codec_dim) as urls:
             rows += measured(pipeline, urls, args)
     print("| " + " | ".join(HEADINGS) + " |")
     print("|" + " --- |" * len(HEADINGS))
@@ -75,25 +80,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def running(pipeline: str) -> Iterator[dict[str, str]]:
+def running(pipeline: str, codec_dim: int) -> Iterator[dict[str, str]]:
     """The URL of a server of each policy."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         urls = {}
         for policy in POLICIES:
             progress(f"{pipeline}, {policy}: starting its processes")
             file = Path(folder) / f"{policy}.yaml"
-            save_config(config(pipeline, policy, Path(folder) / "checkpoint"), file)
+            save_config(config(pipeline, policy, Path(folder) / "checkpoint", codec_dim), file)
             # What the servers say while they start is no part of the table.
             with contextlib.redirect_stdout(sys.stderr):
                 urls[policy] = stack.enter_context(servers(0, ["--config", str(file)], replicas=1))
         yield urls
 
 
-def config(pipeline: str, policy: str, checkpoint: Path) -> PipelineConfig:
+def config(pipeline: str, policy: str, checkpoint: Path, codec_dim: int) -> PipelineConfig:
     spoken = {stage: {"schedule_policy": policy} for stage in SPEAKING[pipeline]}
     if pipeline == "speech-chat":
         return SpeechChatPipelineConfig(runtime_overrides=spoken)
-    make_tiny_checkpoint(checkpoint, 0, TinyShape(code_groups=16, codec_dim=384))
+    make_tiny_checkpoint(checkpoint, 0, TinyShape(code_groups=16, codec_dim=codec_dim))
     own = {stage: {"num_threads": 1, "engine": "omni"} for stage in ("thinker", "talker")}
     own["code2wav"] = {"num_threads": 1, **spoken["code2wav"]}
     return Qwen3OmniPipelineConfig(model_path=str(checkpoint), runtime_overrides=own)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The next piece is at most so much of the sound that its listener has in hand. The rest of that time is for
 # its decoding, and for that of others' pieces.
-_SHARE_OF_SOUND_IN_HAND = 0.5
+SHARE_OF_SOUND_IN_HAND = 0.5
 
 
 class Vocoder(Protocol):
@@ -285,7 +285,7 @@ class _Code2WavSession(StreamSession):
         if self._playback is None or num_pieces == 0:
             return sizes[min(num_pieces, len(sizes) - 1)]
         in_hand = self._playback.in_hand_s(self._vocoder.clock()) / self._vocoder.frame_s
-        return max((size for size in sizes if size <= _SHARE_OF_SOUND_IN_HAND * in_hand), default=sizes[0])
+        return max((size for size in sizes if size <= SHARE_OF_SOUND_IN_HAND * in_hand), default=sizes[0])
 
     def end(self) -> Iterator[Any]:
         if self._frames:

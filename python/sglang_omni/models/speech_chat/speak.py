@@ -20,7 +20,7 @@ from sglang_omni.scheduling.stream_scheduler import StreamSession
 # rest of the sentence.
 _FIRST_CLAUSE_CHARS = 24
 # A listener who has less in hand hears the clauses that are written of a sentence, before its end.
-_LEAST_IN_HAND_S = 0.75
+LEAST_IN_HAND_S = 0.75
 
 
 class SpeakSession(StreamSession):
@@ -98,7 +98,7 @@ class SpeakSession(StreamSession):
         return (
             playback is not None
             and playback.first_sound is not None
-            and playback.in_hand_s(self._clock()) < _LEAST_IN_HAND_S
+            and playback.in_hand_s(self._clock()) < LEAST_IN_HAND_S
         )
 
 
