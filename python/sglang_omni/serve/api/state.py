@@ -34,6 +34,7 @@ class Capabilities:
     input_modalities: frozenset[str] | None = None
     output_modalities: frozenset[str] | None = None
     voices: frozenset[str] | None = None
+    spoken_languages: frozenset[str] | None = None
     stages: frozenset[str] | None = None
     request_params: RequestParams | None = None
 
@@ -51,6 +52,7 @@ class Capabilities:
             input_modalities=declared("input_modalities"),
             output_modalities=declared("output_modalities"),
             voices=None if voices is None else frozenset(voice.lower() for voice in voices),
+            spoken_languages=declared("spoken_languages"),
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
         )
