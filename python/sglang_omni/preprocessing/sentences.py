@@ -22,12 +22,16 @@ class SentenceSplitter:
 
     A sentence longer than ``max_chars`` is cut after its last clause mark within that length, else at a
     space, so that speech does not wait for a missing period. With ``first_clause_chars``, the first sentence
-    is cut after a clause of at least that length, so that speech begins early.
+    is cut after a clause of at least that length, so that speech begins early; with ``every_clause``, every
+    sentence is cut after each such clause.
     """
 
-    def __init__(self, max_chars: int = 280, first_clause_chars: int | None = None) -> None:
+    def __init__(
+        self, max_chars: int = 280, first_clause_chars: int | None = None, *, every_clause: bool = False
+    ) -> None:
         self._max_chars = max_chars
         self._first_clause_chars = first_clause_chars
+        self._every_clause = every_clause
         self._pending = ""
 
     def feed(self, delta: str) -> list[str]:
@@ -39,7 +43,8 @@ class SentenceSplitter:
             self._pending = self._pending[end:].lstrip(" \t")
             if sentence:
                 sentences.append(sentence)
-                self._first_clause_chars = None
+                if not self._every_clause:
+                    self._first_clause_chars = None
         return sentences
 
     def cut(self, min_chars: int) -> list[str]:

@@ -23,6 +23,8 @@ ACTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"json": {"prompt": "hi"}},
     "/v1/chat/completions": {"json": {"messages": [{"role": "user", "content": "hi"}]}},
     "/v1/audio/speech": {"json": {"input": "hi"}},
+    "/v1/audio/speech/batch": {"json": {"items": [{"input": "hi"}]}},
+    "/v1/audio/voices": {"files": {"audio_sample": ("a.wav", b"RIFF")}},
     "/v1/audio/transcriptions": {"files": {"file": ("a.wav", b"RIFF")}},
     "/v1/audio/translations": {"files": {"file": ("a.wav", b"RIFF")}},
     "/generate": {"json": {"text": "hi"}},
@@ -37,6 +39,7 @@ ACTS: dict[str, dict[str, Any]] = {
 }
 READS = ("/", "/get_load", "/get_model_info", "/get_server_info", "/health", "/health_generate", "/metrics")
 READS += ("/model_info", "/openapi.json", "/ping", "/v1/models", "/v1/models/{name:path}", "/version")
+READS += ("/v1/audio/voices/{name}",)
 READS += ("/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")
 
 

@@ -220,7 +220,7 @@ def test_speech_as_events(http, pipeline, kind):
     assert base64.b64decode("".join(event["audio"] for event in deltas)) == data
     assert_sounds_like(data if kind != "pcm" else encode_wav(decode_pcm(data), 24_000), TONE)
     usage = {"input_tokens": 5, "output_tokens": 90, "total_tokens": 95}
-    assert done == {"type": "speech.audio.done", "usage": usage}
+    assert done == {"type": "speech.audio.done", "usage": usage, "finish_reason": "stop"}
 
 
 def test_models(api):

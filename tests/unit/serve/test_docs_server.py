@@ -1,4 +1,4 @@
-"""What docs/server.md and docs/models.md say of speech is so."""
+"""What docs/speech.md and docs/models.md say of speech is so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_formats_and_their_default() -> None:
-    text = (DOCS / "server.md").read_text()
+    text = (DOCS / "speech.md").read_text()
     row = re.search(r"`/v1/audio/speech`, `response_format` \|([^|]+)\|([^|]+)\|", text)
     assert row is not None
     literal, _ = get_args(SpeechRequest.model_fields["response_format"].annotation)

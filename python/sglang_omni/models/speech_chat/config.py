@@ -82,6 +82,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default", *OPENAI_VOICES)
+    spoken_languages: ClassVar[tuple[str, ...]] = ("en",)
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     model_path: str = BUNDLED

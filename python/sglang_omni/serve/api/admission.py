@@ -173,6 +173,10 @@ class Admission:
                 # The request got its place while it was leaving.
                 self._pass_on(turn.result())
 
+    def enter_if_free(self) -> Place | None:
+        """A place, for ``leave``; None if none is free now, or other requests wait for one."""
+        return self._give() if self._has_place else None
+
     def leave(self, place: Place) -> None:
         """Give a place back: the first requests that wait get what is free."""
         seconds = time.monotonic() - place.since

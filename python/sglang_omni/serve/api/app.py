@@ -30,9 +30,12 @@ from sglang_omni.serve.api.realtime_calls import realtime_call_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.responses import response_routes
 from sglang_omni.serve.api.speech import speech_routes
+from sglang_omni.serve.api.speech_batch import speech_batch_routes
+from sglang_omni.serve.api.speech_stream import speech_stream_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.tokenize import tokenize_routes
 from sglang_omni.serve.api.transcriptions import transcription_routes
+from sglang_omni.serve.api.voices import voice_routes
 from sglang_omni.serve.api.websockets import WebSockets
 
 if TYPE_CHECKING:
@@ -102,6 +105,9 @@ def create_app(
         chat_routes,
         completion_routes,
         speech_routes,
+        speech_batch_routes,
+        speech_stream_routes,
+        voice_routes,
         transcription_routes,
         generate_routes,
         response_routes,

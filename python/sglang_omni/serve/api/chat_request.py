@@ -21,7 +21,7 @@ from sglang_omni.serve.api.protocol.content import (
 )
 from sglang_omni.serve.api.protocol.tools import FunctionChoice, ToolOfChoice
 from sglang_omni.serve.api.sampling import check_stream_options, to_sampling
-from sglang_omni.serve.api.speech import check_encodable
+from sglang_omni.serve.api.spoken import check_encodable
 from sglang_omni.serve.api.state import AppState
 
 _PART_MODALITY = {

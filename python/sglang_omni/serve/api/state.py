@@ -44,6 +44,7 @@ class Capabilities:
     output_modalities: frozenset[str] | None = None
     voices: frozenset[str] | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
+    spoken_languages: frozenset[str] | None = None
     stages: frozenset[str] | None = None
     request_params: RequestParams | None = None
     chat_prompts: Callable[[], ChatPrompts] | None = None
@@ -63,6 +64,7 @@ class Capabilities:
             output_modalities=declared("output_modalities"),
             voices=None if voices is None else frozenset(voice.lower() for voice in voices),
             adapters=getattr(config, "adapters", {}),
+            spoken_languages=declared("spoken_languages"),
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
             chat_prompts=getattr(config, "chat_prompts", None),

@@ -1,12 +1,17 @@
-"""The body of ``/v1/audio/speech``."""
+"""The bodies of ``/v1/audio/speech`` and ``/v1/audio/speech/batch``."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from sglang_omni.serve.api.fields import ExtensionFields, Name, OnlyEmptyText
+from sglang_omni.serve.api.fields import ApiModel, ExtensionFields, Name, at_most
+
+MAX_INPUT_CHARS = 16_384
+MAX_ITEMS = 32
+
+Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 
 
 def _not_blank(text: str) -> str:
@@ -15,18 +20,48 @@ def _not_blank(text: str) -> str:
     return text
 
 
-class SpeechRequest(ExtensionFields):
-    model: Name | None = None
-    input: Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_not_blank)]
-    voice: Name | None = None
-    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
+def _voice_name(voice: Any) -> Any:
+    """The name in OpenAI's object for a voice of one's own."""
+    return voice["id"] if isinstance(voice, dict) and voice.keys() == {"id"} else voice
+
+
+Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARS), AfterValidator(_not_blank)]
+
+
+class SpeechFields(ApiModel):
+    """How a text is spoken.
+
+    Attributes:
+        voice: A name, or OpenAI's ``{"id": name}``.
+        instructions: How to speak, in words.
+        ref_audio: A recording of the voice to speak with, as base64, data URL or URL.
+        ref_text: What is said in it.
+    """
+
+    voice: Annotated[Name, BeforeValidator(_voice_name)] | None = None
+    response_format: Format | None = None
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
-    stream: bool = False
-    stream_format: Literal["audio", "sse"] | None = None
     language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    instructions: Annotated[str, Field(max_length=4096)] | None = None
+    ref_audio: str | None = None
+    ref_text: Annotated[str, Field(max_length=MAX_INPUT_CHARS)] | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The parameters of the voice that are given and change something, as pipelines name them."""
+        given = {name: getattr(self, name) for name in ("voice", "language", "seed", "ref_audio", "ref_text")}
+        given["instructions"] = self.instructions or None
+        given["speed"] = self.speed if self.speed != 1.0 else None
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class SpeechRequest(SpeechFields, ExtensionFields):
+    model: Name | None = None
+    input: Input
+    stream: bool = False
+    stream_format: Literal["audio", "sse"] | None = None
     user: Name | None = None
-    instructions: OnlyEmptyText = None
 
     @property
     def audio_format(self) -> str:
@@ -37,3 +72,17 @@ class SpeechRequest(ExtensionFields):
         if self.response_format is not None:
             return self.response_format
         return "pcm" if self.stream and self.stream_format is None else "mp3"
+
+
+class SpeechItem(SpeechFields):
+    """One text of a batch; what it leaves out is as the batch says."""
+
+    input: Input
+
+
+class SpeechBatchRequest(SpeechFields, ExtensionFields):
+    """Several texts. ``items`` are checked one by one, so that a wrong one is wrong alone."""
+
+    model: Name | None = None
+    items: Annotated[list[dict[Name, Any]], at_most(MAX_ITEMS, least=1)]
+    user: Name | None = None

@@ -1,0 +1,67 @@
+"""What clients send to ``/v1/audio/speech/stream``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sglang_omni.serve.api.fields import ApiModel, Name, StageParams, Timeout
+from sglang_omni.serve.api.protocol.speech import MAX_INPUT_CHARS, SpeechFields
+
+
+class SessionConfig(SpeechFields):
+    """How the next utterances are spoken.
+
+    Attributes:
+        stream_audio: Whether a sentence's sound comes in pieces as it is made, or in one.
+        audio_frames: Whether sound comes in binary frames, or as base64 in ``audio.delta`` events.
+        split_granularity: What is spoken as soon as it is complete: sentences, and of the first one its first
+            clause, or every clause.
+        timeout: Of each sentence, in seconds.
+    """
+
+    type: Literal["session.config"] = "session.config"
+    model: Name | None = None
+    stream_audio: bool = True
+    audio_frames: Literal["binary", "base64"] = "binary"
+    split_granularity: Literal["sentence", "clause"] = "sentence"
+    stage_params: StageParams | None = None
+    timeout: Timeout | None = None
+
+    @property
+    def audio_format(self) -> str:
+        return self.response_format or "pcm"
+
+
+class InputText(ApiModel):
+    type: Literal["input.text"]
+    text: Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
+
+
+class InputDone(ApiModel):
+    """The end of an utterance."""
+
+    type: Literal["input.done"]
+
+
+class SessionCancel(ApiModel):
+    """Silence: what has not been sent yet is dropped."""
+
+    type: Literal["session.cancel"]
+
+
+class SessionClose(ApiModel):
+    """The end of the connection."""
+
+    type: Literal["session.close"]
+
+
+Message = SessionConfig | InputText | InputDone | SessionCancel | SessionClose
+MESSAGES: dict[str, type[Message]] = {
+    "session.config": SessionConfig,
+    "input.text": InputText,
+    "input.done": InputDone,
+    "session.cancel": SessionCancel,
+    "session.close": SessionClose,
+}
