@@ -260,7 +260,7 @@ class Session:
         part.transcript = part.spoken.until(seconds, part.transcript or "")
         if part.audio is not None:
             part.audio = part.audio.until(seconds)
-        part.spoken.cut(seconds)
+        part.spoken.cut(seconds, part.transcript)
         self.outbox.put(
             "conversation.item.truncated",
             item_id=item_id,
