@@ -67,7 +67,7 @@ def create_app(
     middleware = [
         Middleware(RequestIds, running=server.running),
         Middleware(Count, metrics=server.metrics),
-        Middleware(Guard, access=access or Access()),
+        Middleware(Guard, access=access or Access(), client_secrets=server.client_secrets),
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission),
         Middleware(

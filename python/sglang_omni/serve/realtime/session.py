@@ -12,7 +12,7 @@ from sglang_omni.client import RequestError
 from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.realtime.asking import read_asked
 from sglang_omni.serve.realtime.clip import Clip
-from sglang_omni.serve.realtime.config import default_config, updated
+from sglang_omni.serve.realtime.config import SessionConfig, default_config, updated
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.detectors import create_detector
 from sglang_omni.serve.realtime.events import (
@@ -59,6 +59,7 @@ class Session:
     Args:
         model: The served model's name.
         kind: Whether it answers, or only writes down what it hears.
+        config: What it begins with; None: ``default_config``.
         listener: Hears answers in place of events.
 
     Attributes:
@@ -74,12 +75,13 @@ class Session:
         *,
         model: str,
         kind: Literal["realtime", "transcription"] = "realtime",
+        config: SessionConfig | None = None,
         owner: str | None = None,
         listener: Listener | None = None,
     ) -> None:
         self.id = new_id("sess")
         self.outbox = Outbox()
-        self.config = default_config(server, model, kind)
+        self.config = config or default_config(server, model, kind)
         self.conversation = Conversation()
         self._conversation_id = new_id("conv")
         self._server = server
