@@ -72,6 +72,31 @@ async def test_workers_see_the_clients_key_unless_they_have_their_own() -> None:
             ]
 
 
+async def test_a_page_shows_its_key_among_the_protocols_of_its_websocket() -> None:
+    """A browser's WebSocket has no other header that a page may fill."""
+
+    async def upgrade(url: str, offer: str) -> Answer:
+        head = "GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        return await send_raw(url, f"{head}Sec-WebSocket-Protocol: {offer}\r\n\r\n".encode())
+
+    offer = "realtime, openai-insecure-api-key.mine, other"
+    async with replicas(None) as [replica]:
+        for options, authorization, offered in (
+            ({}, None, offer),
+            ({"worker_api_key": "theirs"}, "Bearer theirs", "realtime, other"),
+        ):
+            async with router(replica, api_key=["mine"], **options) as url:
+                assert (await upgrade(url, offer)).status == 200
+                seen = replica.seen[-1]
+                assert seen.header("authorization") == authorization
+                assert seen.header("sec-websocket-protocol") == offered
+                assert seen.header("x-sglang-omni-owner")
+                assert_unauthorized(
+                    await upgrade(url, "realtime, openai-insecure-api-key.other"), "not one of this router's"
+                )
+                assert_unauthorized(await upgrade(url, "realtime, mine"), "an API key is needed")
+
+
 async def test_keys_from_files(tmp_path: Path) -> None:
     clients, worker = tmp_path / "clients", tmp_path / "worker"
     clients.write_text("one\n\n  two  \n")

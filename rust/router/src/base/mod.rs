@@ -5,7 +5,8 @@
 //! - The counters ([`metrics`], [`histogram`]), their text format ([`prometheus`]), and the [`log`].
 //! - The [`clock`]; tasks that are restarted if they panic ([`supervise`]); how far the router is [`stopping`];
 //!   [`memory`] that is returned to the system.
-//! - [`keys`] and [`certificates`] from files, and the [`config_error`] for a wrong configuration.
+//! - [`keys`] and [`certificates`] from files, the [`protocol_key`] of a WebSocket, and the [`config_error`] for a
+//!   wrong configuration.
 
 pub mod certificates;
 pub mod client;
@@ -19,6 +20,7 @@ pub mod log;
 pub mod memory;
 pub mod metrics;
 pub mod prometheus;
+pub mod protocol_key;
 pub mod request_id;
 pub mod route;
 pub mod stopping;

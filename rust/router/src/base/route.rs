@@ -1,7 +1,7 @@
 //! Sorts requests by path into a fixed number of routes, each of which has its own series in the metrics.
 
 /// Paths that metrics tell apart, the frequent ones first.
-const PATHS: [&str; 17] = [
+const PATHS: [&str; 19] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -9,7 +9,9 @@ const PATHS: [&str; 17] = [
     "/v1/audio/speech",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
+    "/v1/audio/speech/stream",
     "/v1/realtime",
+    "/v1/realtime/calls",
     "/v1/models",
     "/v1/messages",
     "/v1/rerank",

@@ -10,6 +10,7 @@ use sglang_omni_policy::{Candidate, url_hash};
 use tokio::sync::Notify;
 
 use crate::base::histogram::Histogram;
+use crate::base::protocol_key;
 use crate::fleet::health_flags::{Demotion, Health, HealthFlags};
 use crate::fleet::slots::Slot;
 use crate::fleet::wait_history::WaitHistory;
@@ -104,10 +105,11 @@ impl Worker {
     /// Puts the worker's own key into a request's headers, or removes the key if the worker may see none.
     pub fn authorize(&self, headers: &mut HeaderMap) {
         match &self.authorization {
-            Authorization::OfFleet => {}
+            Authorization::OfFleet => return,
             Authorization::Own(key) => drop(headers.insert(AUTHORIZATION, key.clone())),
             Authorization::Nothing => drop(headers.remove(AUTHORIZATION)),
         }
+        protocol_key::hide(headers);
     }
 
     pub fn is_draining(&self) -> bool {

@@ -5,6 +5,8 @@ use hyper::header::{AUTHORIZATION, HeaderValue};
 use ring::hmac;
 use subtle::ConstantTimeEq;
 
+use crate::base::protocol_key;
+
 /// The secret for owners' words if workers have no key. Workers then see the client's own key anyway.
 const OWNER_LABEL: &[u8] = b"sglang-omni-owner";
 
@@ -52,7 +54,10 @@ impl AccessKeys {
     /// The owner's word for the client key in these headers, if it is one of the keys. The time that this takes reveals
     /// nothing about the keys but their lengths.
     pub fn owner(&self, headers: &HeaderMap) -> Option<&HeaderValue> {
-        let shown = headers.get(AUTHORIZATION).and_then(token)?;
+        let shown = match headers.get(AUTHORIZATION) {
+            Some(value) => token(value)?,
+            None => protocol_key::shown(headers)?.as_bytes(),
+        };
         let mut owner = None;
         for client in &self.clients {
             if client.key.as_bytes().ct_eq(shown).into() {
@@ -95,6 +100,8 @@ fn token(value: &HeaderValue) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use hyper::header::SEC_WEBSOCKET_PROTOCOL;
+
     use super::*;
 
     fn keys(clients: &[&str]) -> AccessKeys {
@@ -138,6 +145,16 @@ mod tests {
         assert!(keys.is_admin(&admin) && !keys.is_admin(&client));
         assert!(keys.owner(&admin).is_none() && keys.owner(&client).is_some());
         assert!(!keys.is_admin(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn a_key_may_be_among_a_websockets_protocols() {
+        let keys = keys(&["first"]);
+        let offer = HeaderValue::from_static("realtime, openai-insecure-api-key.first");
+        let mut headers = HeaderMap::from_iter([(SEC_WEBSOCKET_PROTOCOL, offer)]);
+        assert!(keys.owner(&headers).is_some());
+        headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer second"));
+        assert!(keys.owner(&headers).is_none());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use hyper::{Method, Request};
 
 use crate::base::config_error::ConfigError;
 use crate::base::headers::{CLIENT_REQUEST_ID, OWNER, REQUEST_ID};
+use crate::base::protocol_key;
 use crate::base::request_id::{RequestId, RequestIds, is_usable};
 use crate::front::access;
 use crate::front::auth::AccessKeys;
@@ -106,6 +107,7 @@ pub fn authenticate(
     }
     if let Some(key) = &keys.worker {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
+        protocol_key::hide(request.headers_mut());
     } else if is_admin && keys.owner(request.headers()).is_none() {
         // No worker may see the admin key.
         request.headers_mut().remove(AUTHORIZATION);
@@ -116,7 +118,9 @@ pub fn authenticate(
 fn no_key(request: &Request<Incoming>) -> Refusal {
     Refusal::new(
         Reason::InvalidApiKey,
-        match request.headers().contains_key(AUTHORIZATION) {
+        match request.headers().contains_key(AUTHORIZATION)
+            || protocol_key::shown(request.headers()).is_some()
+        {
             true => "the API key is not one of this router's",
             false => "an API key is needed: send it as \"Authorization: Bearer KEY\"",
         },
