@@ -23,6 +23,7 @@ from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.realtime import realtime_routes
+from sglang_omni.serve.api.realtime_calls import realtime_call_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
@@ -86,6 +87,7 @@ def create_app(
         transcription_routes,
         generate_routes,
         realtime_routes,
+        realtime_call_routes,
         admin_routes,
         page_routes,
     ):

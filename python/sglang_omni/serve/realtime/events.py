@@ -160,5 +160,5 @@ def error_fields(exc: Exception) -> dict[str, Any]:
     return fields
 
 
-def new_id(kind: Literal["event", "item", "resp", "sess", "conv", "call"]) -> str:
+def new_id(kind: Literal["event", "item", "resp", "sess", "conv", "call", "rtc"]) -> str:
     return f"{kind}_{secrets.token_hex(12)}"

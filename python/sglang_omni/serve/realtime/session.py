@@ -134,8 +134,7 @@ class Session:
             await self._handlers[type(event)](event)
         except Exception as exc:  # noqa: BLE001  # it is told to the client
             event_id = fields.get("event_id")
-            error = {**error_fields(exc), "event_id": event_id if isinstance(event_id, str) else None}
-            self.outbox.put("error", error=error)
+            self.tell_error(exc, event_id if isinstance(event_id, str) else None)
 
     async def hear(self, samples: Samples) -> None:
         """Take the next sound of the client's, float32 of shape (n,) at ``RATE``.
@@ -170,13 +169,18 @@ class Session:
     def expire(self) -> None:
         minutes = MAX_SECONDS_OF_SESSION // 60
         exc = RequestError(f"the session has lasted {minutes} minutes, the limit", code="session_expired")
-        self.outbox.put("error", error={**error_fields(exc), "event_id": None})
+        self.tell_error(exc)
         self.outbox.close()
 
-    async def _update(self, event: SessionUpdate) -> None:
+    async def configure(self, fields: dict[str, Any]) -> None:
+        """Change what the fields name.
+
+        Raises:
+            RequestError: A field is unknown, wrong, or beyond the pipeline.
+        """
         # The first use of a detector loads it.
         loop = asyncio.get_running_loop()
-        new = await loop.run_in_executor(_detecting, updated, self.config, event.session, self._server)
+        new = await loop.run_in_executor(_detecting, updated, self.config, fields, self._server)
         if new.type != self.config.type and len(self.conversation):
             raise RequestError(
                 "session.type: cannot change once the conversation has begun",
@@ -188,12 +192,20 @@ class Session:
             self._decoder = Decoder(new.audio.input.format)
         if new.audio.input.turn_detection != old.turn_detection:
             self._new_detector()
+
+    def tell_error(self, exc: Exception, event_id: str | None = None) -> None:
+        """``event_id``: the client's name of the event that is wrong."""
+        self.outbox.put("error", error={**error_fields(exc), "event_id": event_id})
+
+    async def _update(self, event: SessionUpdate) -> None:
+        await self.configure(event.session)
         self.outbox.put("session.updated", session=self.shown())
 
     async def _append(self, event: InputAudioAppend) -> None:
         await self.hear(self._decoder.add(base64_bytes(event.audio, "audio")))
 
     async def _commit(self, event: InputAudioCommit) -> None:
+        self._buffer.add(self._decoder.finish())
         if self._buffer.seconds < _MIN_COMMIT_S:
             raise RequestError(
                 f"the input audio buffer has {1000 * self._buffer.seconds:.0f} ms of sound, and a turn needs "

@@ -21,10 +21,8 @@ class Sessions:
         self.limit = limit
         self.count = 0
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Count one as long as the context lasts.
-
+    def check_room(self) -> None:
+        """
         Raises:
             RequestError: 429: there are as many as there may be.
         """
@@ -34,6 +32,15 @@ class Sessions:
                 code="rate_limit_exceeded",
                 status=429,
             )
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Count one as long as the context lasts.
+
+        Raises:
+            RequestError: As ``check_room``.
+        """
+        self.check_room()
         self.count += 1
         try:
             yield
