@@ -25,6 +25,7 @@ ACTS: dict[str, dict[str, Any]] = {
     "/v1/audio/transcriptions": {"files": {"file": ("a.wav", b"RIFF")}},
     "/v1/audio/translations": {"files": {"file": ("a.wav", b"RIFF")}},
     "/generate": {"json": {"text": "hi"}},
+    "/v1/realtime/client_secrets": {"json": {}},
     "/abort_request": {"json": {"rid": "x"}},
     "/flush_cache": {},
 }

@@ -33,8 +33,7 @@ def realtime_routes(server: AppState) -> APIRouter:
         """Give out a key that opens realtime sessions, for a short time."""
         fields = dict(body.session or {})
         kind: Kind = "transcription" if fields.get("type") == "transcription" else "realtime"
-        model = server.check_model(fields.pop("model", None))
-        config = await asyncio.to_thread(default_config, server, model, kind)
+        config = await asyncio.to_thread(default_config, server, server.served_name, kind)
         config = await asyncio.to_thread(updated, config, fields, server)
         secret = server.client_secrets.create(owner_of(request), config, body.expires_after.seconds)
         shown = {"object": "realtime.session", **config.shown()}

@@ -52,7 +52,7 @@ class ClientSecrets:
                 code="rate_limit_exceeded",
                 status=429,
             )
-        secret = ClientSecret(PREFIX + secrets.token_urlsafe(32), owner, config, round(now) + seconds)
+        secret = ClientSecret(PREFIX + secrets.token_urlsafe(32), owner, config, int(now) + seconds)
         self._secrets[secret.value] = secret
         return secret
 
