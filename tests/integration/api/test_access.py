@@ -24,6 +24,8 @@ ACTS: dict[str, dict[str, Any]] = {
     "/v1/audio/speech": {"json": {"input": "hi"}},
     "/v1/audio/transcriptions": {"files": {"file": ("a.wav", b"RIFF")}},
     "/v1/audio/translations": {"files": {"file": ("a.wav", b"RIFF")}},
+    "/v1/realtime/calls": {"files": {"sdp": (None, "v=0")}},
+    "/v1/realtime/calls/{call_id}/hangup": {},
     "/generate": {"json": {"text": "hi"}},
     "/v1/realtime/client_secrets": {"json": {}},
     "/abort_request": {"json": {"rid": "x"}},
