@@ -205,7 +205,8 @@ async def test_while_it_drains_open_ones_go_on_and_nothing_new_is_taken() -> Non
         state = server.app.state.server
         state.admission.closed = "the server is shutting down"
         assert (await server.refusal())[:2] == (503, "service_unavailable")
-        assert (await server.get("/health")).status_code == 503
+        health = await server.get("/health")
+        assert (health.status_code, health.json()["error"]) == (503, "the server is shutting down")
         async with httpx.AsyncClient(trust_env=False) as http:
             answer = await http.post(f"http://127.0.0.1:{server.port}/v1/completions", json={"prompt": "hi"})
         assert (answer.status_code, answer.headers["connection"]) == (503, "close")
