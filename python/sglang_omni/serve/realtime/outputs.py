@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 from sglang_omni.client.types import ToolCall
@@ -19,6 +20,7 @@ class Outputs:
     """
     Attributes:
         items: Those that are begun, in their order: at most one message, and calls of functions.
+        played_at: When a client that plays the sound as it comes has played it, by ``time.monotonic``.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Outputs:
         listener: Listener | None,
     ) -> None:
         self.items: list[Item] = []
+        self.played_at = 0.0
         self._response_id = response_id
         self._outbox = outbox
         self._conversation = conversation
@@ -65,6 +68,7 @@ class Outputs:
             return
         message = self._in_message()
         message.content[0].spoken.add(spoken, len(samples) / rate)
+        self.played_at = max(self.played_at, time.monotonic()) + len(samples) / rate
         self._rate = self._rate or rate
         if rate == self._rate:
             self._pcm.append(Clip.of(samples).pcm)

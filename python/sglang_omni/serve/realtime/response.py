@@ -95,6 +95,11 @@ class Response:
             listener=listener,
         )
 
+    @property
+    def played_at(self) -> float:
+        """When a client that plays the sound as it comes has played it, by ``time.monotonic``."""
+        return self._outputs.played_at
+
     def begin(self) -> asyncio.Task[None]:
         self._outbox.put("response.created", response=self.shown())
         self._task = asyncio.create_task(self._run())
