@@ -43,6 +43,16 @@ async def test_a_telephones_format_in_both_directions(kind: str, law: g711.Law) 
         heard = g711.decode(b"".join(map(base64.b64decode, deltas)), law)
         assert len(heard) == round(0.9 * g711.RATE)
         assert pitch(heard, g711.RATE) == pytest.approx(440, abs=3)
+        clip = base64.b64encode(g711.encode(pcm16(tone(0.2, g711.RATE)), law)).decode()
+        content = [{"type": "input_audio", "audio": clip}]
+        await talk.send(
+            "conversation.item.create", item={"type": "message", "role": "user", "content": content}
+        )
+        await talk.until("conversation.item.done")
+        await talk.respond()
+        part = (await server.messages())[-1]["content"][0]
+        with wave.open(io.BytesIO(part["input_audio"]["data"])) as file:
+            assert file.getnframes() == RATE // 5
         await talk.send("conversation.item.retrieve", item_id=item_id)
         item = (await talk.until("conversation.item.retrieved"))["item"]
         again = g711.decode(base64.b64decode(item["content"][0]["audio"]), law)

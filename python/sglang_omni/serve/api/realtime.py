@@ -16,7 +16,7 @@ from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.api.websockets import GOING_AWAY, POLICY_VIOLATION, chosen_subprotocol
 from sglang_omni.serve.realtime.client_secrets import ClientSecret
 from sglang_omni.serve.realtime.config import default_config, updated
-from sglang_omni.serve.realtime.outbox import Outbox
+from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session
 
 Kind = Literal["realtime", "transcription"]
@@ -89,7 +89,7 @@ async def _receive(websocket: WebSocket, session: Session) -> None:
         await session.receive(text)
 
 
-async def _send(websocket: WebSocket, outbox: Outbox) -> None:
+async def _send(websocket: WebSocket, outbox: EventQueue) -> None:
     """Send events until the session is over, and then close."""
     try:
         while (event := await outbox.get()) is not None:

@@ -11,9 +11,9 @@ from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.events import new_id
 from sglang_omni.serve.realtime.items import Item, Part
-from sglang_omni.serve.realtime.listener import Listener
-from sglang_omni.serve.realtime.outbox import Outbox
-from sglang_omni.serve.realtime.sound import AudioFormat, Encoder, Samples
+from sglang_omni.serve.realtime.listener import AnswerListener
+from sglang_omni.serve.realtime.outbox import EventQueue
+from sglang_omni.serve.realtime.sound import AudioFormat, Samples, SoundEncoder
 
 
 class Outputs:
@@ -26,12 +26,12 @@ class Outputs:
     def __init__(
         self,
         response_id: str,
-        outbox: Outbox,
+        outbox: EventQueue,
         conversation: Conversation | None,
         *,
         is_spoken: bool,
         sound: AudioFormat,
-        listener: Listener | None,
+        listener: AnswerListener | None,
     ) -> None:
         self.items: list[Item] = []
         self.played_at = 0.0
@@ -39,7 +39,7 @@ class Outputs:
         self._outbox = outbox
         self._conversation = conversation
         self._is_spoken = is_spoken
-        self._encoder = Encoder(sound)
+        self._encoder = SoundEncoder(sound)
         self._listener = listener
         self._message: Item | None = None
         self._calls: dict[int, Item] = {}

@@ -36,10 +36,10 @@ from sglang_omni.serve.realtime.events import (
 from sglang_omni.serve.realtime.hearing import tell_transcript, transcribe
 from sglang_omni.serve.realtime.input_buffer import MAX_SECONDS, InputBuffer
 from sglang_omni.serve.realtime.items import Item, Part, base64_bytes, read_item
-from sglang_omni.serve.realtime.listener import Listener
-from sglang_omni.serve.realtime.outbox import Outbox
+from sglang_omni.serve.realtime.listener import AnswerListener
+from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.response import Asked, Caller, Response
-from sglang_omni.serve.realtime.sound import RATE, Decoder, Samples
+from sglang_omni.serve.realtime.sound import RATE, Samples, SoundDecoder
 from sglang_omni.serve.realtime.turns import ServerVad, SpeechStarted, SpeechStopped, TurnDetector
 
 MAX_SECONDS_OF_SESSION = 3600
@@ -77,10 +77,10 @@ class Session:
         kind: Literal["realtime", "transcription"] = "realtime",
         config: SessionConfig | None = None,
         owner: str | None = None,
-        listener: Listener | None = None,
+        listener: AnswerListener | None = None,
     ) -> None:
         self.id = new_id("sess")
-        self.outbox = Outbox()
+        self.outbox = EventQueue()
         self.config = config or default_config(server, model, kind)
         self.conversation = Conversation()
         self._conversation_id = new_id("conv")
@@ -94,7 +94,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._transcribing: dict[str, asyncio.Task[None]] = {}
         self._buffer = InputBuffer()
-        self._decoder = Decoder(self.config.audio.input.format)
+        self._decoder = SoundDecoder(self.config.audio.input.format)
         self._detector: TurnDetector | None = None
         self._detected_from = 0
         # The turn that goes on: its item's id, and its first sample's place.
@@ -192,7 +192,7 @@ class Session:
             )
         old, self.config = self.config.audio.input, new
         if new.audio.input.format != old.format:
-            self._decoder = Decoder(new.audio.input.format)
+            self._decoder = SoundDecoder(new.audio.input.format)
         if new.audio.input.turn_detection != old.turn_detection:
             self._new_detector()
 
