@@ -29,8 +29,8 @@ import sys
 import tempfile
 import time
 import wave
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,11 @@ MODEL = "speech-chat"
 QUESTIONS = ("What is the capital of France?", "Name one famous building there.", "What colour is the sea?")
 LONG = "Tell me a long story about the sea."
 SILENCE_MS = 500
+# Of an answer, but for one that is interrupted.
+ANSWER_TOKENS = 24
 # Of what a client sends at a time.
 PIECE_S = 0.04
+CASES = ("answers", "interruptions", "crowd")
 
 Samples = NDArray[np.int16]
 
@@ -86,6 +89,7 @@ class Server:
             "modalities": ["text", "audio"],
             "audio": {"voice": "default", "format": "pcm16"},
             "temperature": 0,
+            "max_tokens": ANSWER_TOKENS,
             "stream": True,
         }
         began = time.perf_counter()
@@ -98,15 +102,16 @@ class Server:
         return first
 
     @asynccontextmanager
-    async def session(self, turns: dict[str, Any] | None) -> AsyncIterator[Session]:
+    async def session(
+        self, turns: dict[str, Any] | None, max_output_tokens: int | str = ANSWER_TOKENS
+    ) -> AsyncIterator[Session]:
         url = self.url.replace("http://", "ws://") + f"/v1/realtime?model={MODEL}"
         async with connect(url, proxy=None, max_size=None) as socket:
             session = Session(socket)
             await session.until("session.created")
             sound = {"input": {"turn_detection": turns}}
-            await session.send(
-                "session.update", session={"type": "realtime", "temperature": 0, "audio": sound}
-            )
+            settings = {"type": "realtime", "temperature": 0, "max_output_tokens": max_output_tokens}
+            await session.send("session.update", session={**settings, "audio": sound})
             await session.until("session.updated")
             yield session
 
@@ -147,7 +152,7 @@ class Session:
         return ended
 
     async def turn(self, clip: Samples) -> tuple[float, int, int]:
-        """Commit a clip: seconds to the first sound of its answer, and the prompt's tokens, all and cached."""
+        """Commit a clip: seconds to the first sound of its answer, its prompt's tokens, and those cached."""
         for start in range(0, len(clip), RATE):
             await self.append(clip[start : start + RATE])
         began = time.perf_counter()
@@ -156,7 +161,8 @@ class Session:
         await self.until("response.output_audio.delta")
         first = time.perf_counter() - began
         response = (await self.until("response.done"))["response"]
-        if response["status"] != "completed":
+        # An answer may be as long as it was allowed to be.
+        if response["status"] not in ("completed", "incomplete"):
             raise RuntimeError(json.dumps(response["status_details"]))
         usage = response["usage"]
         return first, usage["input_tokens"], usage["input_token_details"]["cached_tokens"]
@@ -193,7 +199,7 @@ async def interruptions(server: Server, rounds: int) -> None:
     noticed, silent, between = [], [], []
     for number in range(rounds):
         vad = {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
-        async with server.session(vad) as session:
+        async with server.session(vad, "inf") as session:
             first = asyncio.create_task(session.speak(server.unheard(story)))
             await session.until("response.output_audio.delta")
             await first
@@ -239,22 +245,31 @@ async def crowd(server: Server, sessions: int, turns: int) -> None:
         except Exception as exc:  # noqa: BLE001  # it is counted
             failures.append(f"{type(exc).__name__}: {exc}")
 
+    chats = await asyncio.gather(
+        *(server.chat(server.unheard(clips[number % len(clips)])) for number in range(sessions))
+    )
     began = time.perf_counter()
     await asyncio.gather(*(one(number) for number in range(sessions)))
     print(f"\n{sessions} sessions at once, {turns} turns each, in {time.perf_counter() - began:.1f} s:")
     print(f"  failures: {len(failures)} {failures[:3] if failures else ''}")
+    print(f"  as many chats at once: {_spread(list(chats))}")
     for turn, values in enumerate(times):
         if values:
             prompt = statistics.median(prompt for prompt, _ in tokens[turn])
             cached = statistics.median(cached for _, cached in tokens[turn])
-            print(f"  turn {turn + 1}: first sound after", end="")
-            for name, share in (("p50", 0.5), ("p90", 0.9), ("most", 1.0)):
-                print(f"  {name} {percentile(values, share):5.2f} s", end="")
-            print(f"   prompt {prompt:.0f} tokens, {cached:.0f} of them cached")
+            tokens_of = f"prompt {prompt:.0f} tokens, {cached:.0f} of them cached"
+            print(f"  turn {turn + 1}:               {_spread(values)}   {tokens_of}")
 
 
-@asynccontextmanager
-async def launched() -> AsyncIterator[str]:
+def _spread(seconds: list[float]) -> str:
+    shares = (("p50", 0.5), ("p90", 0.9), ("most", 1.0))
+    return "first sound after" + "".join(
+        f"  {name} {percentile(seconds, share):5.2f} s" for name, share in shares
+    )
+
+
+@contextmanager
+def launched() -> Iterator[str]:
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
@@ -267,33 +282,37 @@ async def launched() -> AsyncIterator[str]:
             while "is served on" not in log.read_text(errors="replace"):
                 if process.poll() is not None:
                     sys.exit(log.read_text(errors="replace"))
-                await asyncio.sleep(0.2)
+                time.sleep(0.2)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
-            await asyncio.to_thread(process.wait)
+            process.wait()
 
 
 async def measure(options: argparse.Namespace, url: str) -> None:
     server = Server(url)
-    await answers(server, options.rounds)
-    await interruptions(server, options.rounds)
-    await crowd(server, options.sessions, options.turns)
+    if "answers" in options.only:
+        await answers(server, options.rounds)
+    if "interruptions" in options.only:
+        await interruptions(server, options.rounds)
+    if "crowd" in options.only:
+        await crowd(server, options.sessions, options.turns)
 
 
-async def main() -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--url", help="of a server that runs")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--sessions", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
     options = parser.parse_args()
     if options.url:
-        await measure(options, options.url)
+        asyncio.run(measure(options, options.url))
         return
-    async with launched() as url:
-        await measure(options, url)
+    with launched() as url:
+        asyncio.run(measure(options, url))
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ import httpx
 import numpy as np
 from aiortc import MediaStreamTrack, RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
+from waiting import until
 
 RATE = 48_000
 FRAME = RATE // 50
@@ -31,7 +33,7 @@ class Microphone(MediaStreamTrack):
     def __init__(self) -> None:
         super().__init__()
         self._said = np.zeros(0, np.int16)
-        self._sent = 0
+        self.sent = 0
         self._start: float | None = None
 
     def say(self, samples: np.ndarray) -> None:
@@ -40,12 +42,12 @@ class Microphone(MediaStreamTrack):
 
     async def recv(self) -> av.AudioFrame:
         self._start = self._start or time.monotonic()
-        await asyncio.sleep(max(0.0, self._start + self._sent * FRAME / RATE - time.monotonic()))
+        await asyncio.sleep(max(0.0, self._start + self.sent * FRAME / RATE - time.monotonic()))
         piece, self._said = self._said[:FRAME], self._said[FRAME:]
         samples = np.pad(piece, (0, FRAME - len(piece)))
         frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
-        frame.sample_rate, frame.time_base, frame.pts = RATE, Fraction(1, RATE), self._sent * FRAME
-        self._sent += 1
+        frame.sample_rate, frame.time_base, frame.pts = RATE, Fraction(1, RATE), self.sent * FRAME
+        self.sent += 1
         return frame
 
 
@@ -101,6 +103,23 @@ class Caller:
     def loud(self) -> list[float]:
         """The moments at which something was heard."""
         return [moment for moment, peak in self.heard if peak > LOUD]
+
+    async def hears(self, frames: int) -> None:
+        """Waits until so many frames of sound were heard."""
+        await until(lambda: len(self.loud()) >= frames)
+
+    async def hears_silence(self) -> None:
+        """Waits until the last five frames were silent."""
+        await until(lambda: len(self.heard) > 5 and all(peak <= LOUD for _, peak in self.heard[-5:]))
+
+    async def spoke(self, seconds: float) -> None:
+        """Waits until the microphone has sent so much."""
+        await until(lambda: self.microphone.sent * FRAME >= seconds * RATE)
+
+    @staticmethod
+    def samples_of(audio: str) -> np.ndarray:
+        """int16 of an event's sound."""
+        return np.frombuffer(base64.b64decode(audio), "<i2")
 
     async def close(self) -> None:
         if self._hearing is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ import psutil
 import pytest
 import trustme
 from processes import command_line, hear_hangups, is_alive
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
 
 HERE = Path(__file__).parent
 CONFIG = """
@@ -171,6 +174,32 @@ def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
         assert refused.headers["connection"] == "close"
         assert client.get("/health").status_code == 503
     assert_drains(server, waiting, hanging)
+
+
+def test_a_replica_lets_sessions_end(launch):
+    server = launch(*LONG_DRAIN)
+    url = server.base_url().replace("http://", "ws://") + "/v1/realtime"
+    with connect(url, proxy=None) as ending, connect(url, proxy=None) as staying:
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for(
+            lambda: "0 requests and 2 WebSockets have 1000 s to end" in server.lines("[server]"),
+            "it does not drain",
+        )
+        with pytest.raises(InvalidStatus) as refused:
+            connect(url, proxy=None)
+        assert refused.value.response.status_code == 503
+        for session in (ending, staying):
+            assert json.loads(session.recv(PATIENCE))["type"] == "session.created"
+            session.send(json.dumps({"type": "session.update", "session": {"instructions": "Be brief."}}))
+            assert json.loads(session.recv(PATIENCE))["type"] == "session.updated"
+        ending.close()
+        # A second signal ends what does not end by itself.
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed) as closed:
+            staying.recv(PATIENCE)
+        assert closed.value.rcvd.code == 1012
+        assert server.process.wait(PATIENCE) == 0
+    server.assert_nothing_left()
 
 
 def assert_drains(server: Launched, waiting: Asked, hanging: Asked) -> None:

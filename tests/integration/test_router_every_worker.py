@@ -140,6 +140,24 @@ async def test_abort_request_that_all_refuse_is_refused() -> None:
         assert (await post(empty, b"{}", path="/abort_request")).status == 503
 
 
+async def test_the_worker_of_a_call_hangs_up() -> None:
+    one, other = says(v1_realtime_calls_rtc_1_hangup=None), says()
+    async with replicas(one, other) as two, router(*two, api_key=["k"]) as url:
+        headers = "Authorization: Bearer k\r\n"
+        hung_up = await post(url, b"", path="/v1/realtime/calls/rtc_1/hangup", headers=headers)
+        assert (hung_up.status, hung_up.body) == (200, b"")
+        owners = [replica.seen[-1].header("x-sglang-omni-owner") for replica in two]
+        assert owners[0]
+        assert owners[0] == owners[1]
+        gone = await post(url, b"", path="/v1/realtime/calls/rtc_2/hangup", headers=headers)
+        assert gone.status == 404
+        for replica in two:
+            replica.seen.clear()
+        # The other paths of calls go to one worker.
+        await post(url, b"", path="/v1/realtime/calls/rtc_1", headers=headers)
+        assert sum(len(replica.seen) for replica in two) == 1
+
+
 async def test_server_info_of_router_and_workers() -> None:
     async with replicas(says(get_server_info={"version": "x"}), says()) as both, router(*both) as url:
         for path in ("/get_server_info", "/server_info"):

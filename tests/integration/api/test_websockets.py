@@ -100,7 +100,7 @@ async def test_messages_go_both_ways_and_are_counted() -> None:
         assert 'sglang_omni_websockets_total{path="/echo",status="101"} 1.0' in page
 
 
-async def test_refusals_are_errors_before_the_upgrade() -> None:
+async def test_refusals_are_errors_before_the_upgrade(caplog: pytest.LogCaptureFixture) -> None:
     async with served() as server:
         status, code, headers = await server.refusal("/echo?refuse=1")
         assert (status, code) == (404, "model_not_found")
@@ -111,6 +111,9 @@ async def test_refusals_are_errors_before_the_upgrade() -> None:
         assert 'sglang_omni_websockets_total{path="/echo",status="404"} 1.0' in page
         assert 'sglang_omni_websockets_total{path="other",status="404"} 2.0' in page
         assert not len(server.app.state.server.websockets)
+    assert not [
+        record for record in caplog.records if record.name == "uvicorn.error" and record.levelno >= 40
+    ]
 
 
 async def test_a_route_that_fails_later_closes_it() -> None:
@@ -205,7 +208,8 @@ async def test_while_it_drains_open_ones_go_on_and_nothing_new_is_taken() -> Non
         state = server.app.state.server
         state.admission.closed = "the server is shutting down"
         assert (await server.refusal())[:2] == (503, "service_unavailable")
-        assert (await server.get("/health")).status_code == 503
+        health = await server.get("/health")
+        assert (health.status_code, health.json()["error"]) == (503, "the server is shutting down")
         async with httpx.AsyncClient(trust_env=False) as http:
             answer = await http.post(f"http://127.0.0.1:{server.port}/v1/completions", json={"prompt": "hi"})
         assert (answer.status_code, answer.headers["connection"]) == (503, "close")

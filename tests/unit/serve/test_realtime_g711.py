@@ -12,7 +12,7 @@ import pytest
 import soxr
 
 from sglang_omni.serve.realtime import g711
-from sglang_omni.serve.realtime.sound import RATE, Decoder, Encoder, Pcm, Pcma, Pcmu
+from sglang_omni.serve.realtime.sound import RATE, Pcm, Pcma, Pcmu, SoundDecoder, SoundEncoder
 
 EVERY_SAMPLE = np.arange(-(1 << 15), 1 << 15, dtype=np.int16)
 EVERY_CODE = bytes(range(256))
@@ -54,7 +54,7 @@ def test_a_decoded_code_is_encoded_as_itself(law: g711.Law) -> None:
 def test_pieces_of_any_length_are_the_whole(kind: type[Pcm | Pcmu | Pcma]) -> None:
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, 9600, np.uint8).tobytes()
-    whole, pieces = Decoder(kind()), Decoder(kind())
+    whole, pieces = SoundDecoder(kind()), SoundDecoder(kind())
     expected = np.concatenate([whole.add(data), whole.finish()])
     cuts = [0, *sorted(rng.integers(0, len(data), 20)), len(data)]
     parts = [pieces.add(data[start:end]) for start, end in pairwise(cuts)]
@@ -67,7 +67,7 @@ def test_pieces_of_any_length_are_the_whole(kind: type[Pcm | Pcmu | Pcma]) -> No
 def test_a_call_sounds_as_it_was_sent(kind: type[Pcmu | Pcma]) -> None:
     """A tone within the telephone's band comes back with G.711's own noise, some 38 dB below it."""
     tone = (0.5 * np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE)).astype(np.float32)
-    encoder, decoder = Encoder(kind()), Decoder(kind())
+    encoder, decoder = SoundEncoder(kind()), SoundDecoder(kind())
     sent = b"".join(encoder.add(piece, RATE) for piece in np.array_split(tone, 13)) + encoder.finish()
     assert len(sent) == g711.RATE
     heard = np.concatenate([decoder.add(sent), decoder.finish()])
@@ -78,7 +78,7 @@ def test_a_call_sounds_as_it_was_sent(kind: type[Pcmu | Pcma]) -> None:
 
 def test_what_was_left_at_the_end_is_resampled_too() -> None:
     sent = np.random.default_rng(1).integers(0, 256, 8000, np.uint8).tobytes()
-    decoder = Decoder(Pcmu())
+    decoder = SoundDecoder(Pcmu())
     heard = np.concatenate([decoder.add(sent), decoder.finish()])
     expected = soxr.resample(g711.decode(sent, "ulaw"), g711.RATE, RATE)
     np.testing.assert_allclose(heard, expected, atol=1e-5)

@@ -34,10 +34,11 @@ def admin_routes(server: AppState) -> APIRouter:
     @router.get("/health")
     async def health() -> JSONResponse:
         """Whether the server takes requests."""
-        state = server.client.health()
+        state = dict(server.client.health())
         # New requests wait while a stage is restarted; if that takes long, they should go to another server.
-        is_closed = server.admission.closed is not None
-        serves = bool(state.get("running")) and not state.get("unserved_stages") and not is_closed
+        serves = bool(state.get("running")) and not state.get("unserved_stages")
+        if server.admission.closed is not None:
+            serves, state["error"] = False, server.admission.closed
         return JSONResponse(
             {"status": _status(server, state) if serves else "unhealthy", **state, **_limits(server)},
             status_code=200 if serves else 503,

@@ -89,7 +89,7 @@ def create_app(
         Middleware(RequestIds, running=server.running),
         *_traced(server, tracer),
         Middleware(Count, metrics=server.metrics),
-        Middleware(Guard, access=access),
+        Middleware(Guard, access=access, client_secrets=server.client_secrets),
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission, metrics=server.metrics),
         Middleware(

@@ -17,6 +17,7 @@ from sglang_omni.client.request_id import HEADER, OWNER_HEADER
 from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.bodies import check_json_type
 from sglang_omni.serve.api.errors import error_response
+from sglang_omni.serve.realtime.client_secrets import PREFIX, ClientSecret, ClientSecrets
 
 # Need no key: probes, and the page, which asks for the key that its requests then show.
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
@@ -25,6 +26,8 @@ ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info", "/start_profile", "
 # Take JSON or no body.
 _JSON_PATHS = ADMIN_PATHS | {"/abort_request"}
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
+# What a client secret opens.
+_SESSION_PATHS = frozenset({"/v1/realtime", "/v1/realtime/calls"})
 # OpenAI's way to send a key from a browser, which cannot set headers of a WebSocket.
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 # A GET that makes the model work.
@@ -41,8 +44,9 @@ class Guard:
     one owner; the tenant's name is in ``request.state.tenant``, None for other keys.
     """
 
-    def __init__(self, app: ASGIApp, *, access: Access) -> None:
+    def __init__(self, app: ASGIApp, *, access: Access, client_secrets: ClientSecrets | None = None) -> None:
         self.app = app
+        self._client_secrets = client_secrets or ClientSecrets()
         self._clients = [key.encode() for key in access.api_keys]
         self._admins = [access.admin_key.encode()] if access.admin_key is not None else []
         self._hosts = {name.lower() for name in (access.host, *access.allowed_hosts) if name}
@@ -69,6 +73,9 @@ class Guard:
         shown = _shown_key(scope, headers)
         is_admin = _is_one_of(shown, self._admins)
         is_known = _is_one_of(shown, self._clients) or is_admin
+        if not is_known and path in _SESSION_PATHS and (secret := self._client_secret(shown)):
+            scope["state"]["client_secret"] = secret
+            return secret.owner
         # What a WebSocket asks for comes later. Browsers open one for any page, without a preflight.
         acts = scope["type"] == "websocket" or scope["method"] not in _READING
         if self._clients and not is_known and path not in OPEN_PATHS:
@@ -92,6 +99,10 @@ class Guard:
         if acts and path in _JSON_PATHS and ("content-type" in headers or _has_body(headers)):
             check_json_type(headers)
         return self._owner(shown if is_known else None, headers)
+
+    def _client_secret(self, shown: bytes | None) -> ClientSecret | None:
+        is_one = shown is not None and shown.startswith(PREFIX.encode())
+        return self._client_secrets.find(shown.decode("latin-1")) if shown is not None and is_one else None
 
     def _check_admin(
         self, scope: Scope, headers: Headers, shown: bytes | None, *, is_admin: bool, is_known: bool

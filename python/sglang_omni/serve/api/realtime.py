@@ -6,34 +6,50 @@ import asyncio
 import json
 from typing import Literal
 
-from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, Request, WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse
 
+from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.protocol.realtime import ClientSecretRequest
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.api.websockets import GOING_AWAY, POLICY_VIOLATION, chosen_subprotocol
-from sglang_omni.serve.realtime.config import default_config
-from sglang_omni.serve.realtime.outbox import Outbox
+from sglang_omni.serve.realtime.client_secrets import ClientSecret
+from sglang_omni.serve.realtime.config import default_config, updated
+from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session
+
+Kind = Literal["realtime", "transcription"]
 
 # A client that takes nothing for so long is gone.
 _STALL_S = 60.0
 
 
 def realtime_routes(server: AppState) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/v1/realtime/client_secrets", response_model=None)
+    async def client_secrets(body: ClientSecretRequest, request: Request) -> JSONResponse:
+        """Give out a key that opens realtime sessions, for a short time."""
+        fields = dict(body.session or {})
+        kind: Kind = "transcription" if fields.get("type") == "transcription" else "realtime"
+        config = await asyncio.to_thread(default_config, server, server.served_name, kind)
+        config = await asyncio.to_thread(updated, config, fields, server)
+        secret = server.client_secrets.create(owner_of(request), config, body.expires_after.seconds)
+        shown = {"object": "realtime.session", **config.shown()}
+        return JSONResponse({"value": secret.value, "expires_at": secret.expires_at, "session": shown})
 
     @router.websocket("/v1/realtime")
     async def realtime(websocket: WebSocket) -> None:
         """Converse by events."""
         query = websocket.query_params
-        kind: Literal["realtime", "transcription"] = (
-            "transcription" if query.get("intent") == "transcription" else "realtime"
-        )
+        kind: Kind = "transcription" if query.get("intent") == "transcription" else "realtime"
         model = server.check_model(query.get("model"))
+        secret: ClientSecret | None = websocket.scope["state"].get("client_secret")
         with server.realtime.entered():
             # The first one loads the detector of turns.
-            await asyncio.to_thread(default_config, server, model, kind)
-            session = Session(server, model=model, kind=kind, owner=owner_of(websocket))
+            config = secret.config if secret else await asyncio.to_thread(default_config, server, model, kind)
+            session = Session(server, model=model, config=config, owner=owner_of(websocket))
             await websocket.accept(chosen_subprotocol(websocket.scope, "realtime"))
             try:
                 await _converse(websocket, session)
@@ -73,7 +89,7 @@ async def _receive(websocket: WebSocket, session: Session) -> None:
         await session.receive(text)
 
 
-async def _send(websocket: WebSocket, outbox: Outbox) -> None:
+async def _send(websocket: WebSocket, outbox: EventQueue) -> None:
     """Send events until the session is over, and then close."""
     try:
         while (event := await outbox.get()) is not None:

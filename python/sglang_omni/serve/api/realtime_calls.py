@@ -15,6 +15,7 @@ from sglang_omni.packages import install_line
 from sglang_omni.serve.api.forms import read_form
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.realtime.config import default_config
 from sglang_omni.serve.realtime.events import new_id
 from sglang_omni.serve.realtime.playback import Playback
 from sglang_omni.serve.realtime.session import Session
@@ -81,6 +82,8 @@ def realtime_call_routes(server: AppState) -> APIRouter:
         model = fields.pop("model", None) or request.query_params.get("model")
         owner = owner_of(request)
         server.realtime.check_room()
+        # The first one loads the detector of turns.
+        await asyncio.to_thread(default_config, server, server.check_model(model), "realtime")
         playback = Playback(lambda kind, **told: session.outbox.put(kind, **told))
         session = Session(server, model=server.check_model(model), owner=owner, listener=playback)
         await session.configure(fields)

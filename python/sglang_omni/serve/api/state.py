@@ -23,6 +23,7 @@ from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.responses_store import ResponseStore
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.websockets import OpenWebSockets
+from sglang_omni.serve.realtime.client_secrets import ClientSecrets
 from sglang_omni.serve.realtime.sessions import Sessions
 
 DEFAULT_MODEL_NAME = "sglang-omni"
@@ -98,6 +99,7 @@ class AppState:
     admission: Admission = field(default_factory=Admission)
     metrics: Metrics = field(default_factory=Metrics)
     running: RunningRequests = field(default_factory=RunningRequests)
+    client_secrets: ClientSecrets = field(default_factory=ClientSecrets)
     realtime: Sessions = field(default_factory=Sessions)
     websockets: OpenWebSockets = field(default_factory=OpenWebSockets)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))

@@ -242,3 +242,9 @@ class Upgraded(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connection.tracked_by.ends(self._connection)
         super().connection_lost(exc)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            # uvicorn takes a refusal for an application that has not answered, and logs an error.
+            self.handshake_complete = True

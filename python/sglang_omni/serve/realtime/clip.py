@@ -8,7 +8,7 @@ import wave
 from dataclasses import dataclass
 
 from sglang_omni.client.audio import decode_pcm, encode_pcm
-from sglang_omni.serve.realtime.sound import RATE, AudioFormat, Encoder, Samples
+from sglang_omni.serve.realtime.sound import RATE, AudioFormat, Samples, SoundEncoder
 
 
 @dataclass(frozen=True)
@@ -39,5 +39,5 @@ class Clip:
 
     def encoded(self, sound: AudioFormat) -> str:
         """In this format, as base64."""
-        encoder = Encoder(sound)
+        encoder = SoundEncoder(sound)
         return base64.b64encode(encoder.add(decode_pcm(self.pcm), self.rate) + encoder.finish()).decode()

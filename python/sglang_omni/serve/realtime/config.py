@@ -32,7 +32,7 @@ class Transcription(RealtimeModel):
     prompt: Annotated[str, Field(max_length=4096)] | None = None
 
 
-class InputAudio(RealtimeModel):
+class HeardAudio(RealtimeModel):
     format: AudioFormat = Field(default_factory=Pcm)
     transcription: Transcription | None = None
     noise_reduction: dict[str, Any] | None = None
@@ -54,7 +54,7 @@ class OutputAudio(RealtimeModel):
 
 
 class Audio(RealtimeModel):
-    input: InputAudio = Field(default_factory=InputAudio)
+    input: HeardAudio = Field(default_factory=HeardAudio)
     output: OutputAudio = Field(default_factory=OutputAudio)
 
 

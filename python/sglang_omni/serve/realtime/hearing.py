@@ -12,14 +12,14 @@ from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.realtime.config import Transcription, transcription_params
 from sglang_omni.serve.realtime.events import error_fields, new_id
 from sglang_omni.serve.realtime.items import Item
-from sglang_omni.serve.realtime.outbox import Outbox
+from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.response import Caller
 
 _PREFIX = "conversation.item.input_audio_transcription"
 
 
 async def transcribe(
-    server: AppState, outbox: Outbox, caller: Caller, item: Item, index: int, settings: Transcription
+    server: AppState, outbox: EventQueue, caller: Caller, item: Item, index: int, settings: Transcription
 ) -> None:
     """Transcribe a part of an item, and tell it in events. A failure is told in one, too."""
     place = {"item_id": item.id, "content_index": index}
@@ -55,7 +55,7 @@ async def transcribe(
     tell_transcript(outbox, item, index)
 
 
-def tell_transcript(outbox: Outbox, item: Item, index: int) -> None:
+def tell_transcript(outbox: EventQueue, item: Item, index: int) -> None:
     """Tell the client what it said in a part of an item, whose transcript is known."""
     part = item.content[index]
     seconds = 0.0 if part.audio is None else part.audio.seconds

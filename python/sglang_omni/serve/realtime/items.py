@@ -13,7 +13,7 @@ from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.events import Id, new_id, validated
 from sglang_omni.serve.realtime.fields import RealtimeModel
-from sglang_omni.serve.realtime.sound import AudioFormat, Decoder
+from sglang_omni.serve.realtime.sound import AudioFormat, decoded
 from sglang_omni.serve.realtime.spoken import Spoken
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -178,7 +178,7 @@ def _part(part: _PartFields, role: Role, server: AppState, sound: AudioFormat, w
         )
     if kind == "input_audio":
         server.check_input("audio", where)
-        samples = Decoder(sound).add(base64_bytes(_given(part.audio, f"{where}.audio"), f"{where}.audio"))
+        samples = decoded(base64_bytes(_given(part.audio, f"{where}.audio"), f"{where}.audio"), sound)
         if not len(samples):
             raise RequestError(f"{where}.audio: is empty", param=f"{where}.audio", code="invalid_audio")
         return Part("input_audio", audio=Clip.of(samples), transcript=part.transcript)

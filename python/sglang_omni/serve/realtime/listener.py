@@ -14,7 +14,7 @@ class Played(NamedTuple):
     ms: int
 
 
-class Listener(Protocol):
+class AnswerListener(Protocol):
     """Plays the sound of answers as it comes. A session without one sends its sound as events."""
 
     def play(self, response_id: str, item_id: str, samples: Samples, rate: int) -> None:

@@ -13,7 +13,7 @@ MAX_WAITING_BYTES = 64 * 2**20
 _EVENT_BYTES = 1024
 
 
-class Outbox:
+class EventQueue:
     """A queue with one reader.
 
     Attributes:

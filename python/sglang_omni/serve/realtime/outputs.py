@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from typing import Any
 
 from sglang_omni.client.types import ToolCall
@@ -10,33 +11,35 @@ from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.events import new_id
 from sglang_omni.serve.realtime.items import Item, Part
-from sglang_omni.serve.realtime.listener import Listener
-from sglang_omni.serve.realtime.outbox import Outbox
-from sglang_omni.serve.realtime.sound import AudioFormat, Encoder, Samples
+from sglang_omni.serve.realtime.listener import AnswerListener
+from sglang_omni.serve.realtime.outbox import EventQueue
+from sglang_omni.serve.realtime.sound import AudioFormat, Samples, SoundEncoder
 
 
 class Outputs:
     """
     Attributes:
         items: Those that are begun, in their order: at most one message, and calls of functions.
+        played_at: When a client that plays the sound as it comes has played it, by ``time.monotonic``.
     """
 
     def __init__(
         self,
         response_id: str,
-        outbox: Outbox,
+        outbox: EventQueue,
         conversation: Conversation | None,
         *,
         is_spoken: bool,
         sound: AudioFormat,
-        listener: Listener | None,
+        listener: AnswerListener | None,
     ) -> None:
         self.items: list[Item] = []
+        self.played_at = 0.0
         self._response_id = response_id
         self._outbox = outbox
         self._conversation = conversation
         self._is_spoken = is_spoken
-        self._encoder = Encoder(sound)
+        self._encoder = SoundEncoder(sound)
         self._listener = listener
         self._message: Item | None = None
         self._calls: dict[int, Item] = {}
@@ -65,6 +68,7 @@ class Outputs:
             return
         message = self._in_message()
         message.content[0].spoken.add(spoken, len(samples) / rate)
+        self.played_at = max(self.played_at, time.monotonic()) + len(samples) / rate
         self._rate = self._rate or rate
         if rate == self._rate:
             self._pcm.append(Clip.of(samples).pcm)

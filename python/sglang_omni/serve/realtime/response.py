@@ -18,8 +18,8 @@ from sglang_omni.serve.realtime.config import SessionConfig, chat_params
 from sglang_omni.serve.realtime.conversation import Conversation, messages_of
 from sglang_omni.serve.realtime.events import error_fields, new_id
 from sglang_omni.serve.realtime.items import Item
-from sglang_omni.serve.realtime.listener import Listener
-from sglang_omni.serve.realtime.outbox import Outbox
+from sglang_omni.serve.realtime.listener import AnswerListener
+from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.outputs import Outputs
 
 Reason = Literal["turn_detected", "client_cancelled", "max_output_tokens"]
@@ -65,13 +65,13 @@ class Response:
     def __init__(
         self,
         server: AppState,
-        outbox: Outbox,
+        outbox: EventQueue,
         asked: Asked,
         caller: Caller,
         *,
         on_heard: Callable[[str], None],
         after: Collection[asyncio.Task[None]] = (),
-        listener: Listener | None = None,
+        listener: AnswerListener | None = None,
     ) -> None:
         self.id = new_id("resp")
         self.status: Status = "in_progress"
@@ -94,6 +94,11 @@ class Response:
             sound=asked.config.audio.output.format,
             listener=listener,
         )
+
+    @property
+    def played_at(self) -> float:
+        """When a client that plays the sound as it comes has played it, by ``time.monotonic``."""
+        return self._outputs.played_at
 
     def begin(self) -> asyncio.Task[None]:
         self._outbox.put("response.created", response=self.shown())

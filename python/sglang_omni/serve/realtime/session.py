@@ -12,7 +12,7 @@ from sglang_omni.client import RequestError
 from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.realtime.asking import read_asked
 from sglang_omni.serve.realtime.clip import Clip
-from sglang_omni.serve.realtime.config import default_config, updated
+from sglang_omni.serve.realtime.config import SessionConfig, default_config, updated
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.detectors import create_detector
 from sglang_omni.serve.realtime.events import (
@@ -36,11 +36,11 @@ from sglang_omni.serve.realtime.events import (
 from sglang_omni.serve.realtime.hearing import tell_transcript, transcribe
 from sglang_omni.serve.realtime.input_buffer import MAX_SECONDS, InputBuffer
 from sglang_omni.serve.realtime.items import Item, Part, base64_bytes, read_item
-from sglang_omni.serve.realtime.listener import Listener
-from sglang_omni.serve.realtime.outbox import Outbox
+from sglang_omni.serve.realtime.listener import AnswerListener
+from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.response import Asked, Caller, Response
-from sglang_omni.serve.realtime.sound import RATE, Decoder, Samples
-from sglang_omni.serve.realtime.turns import SpeechStarted, SpeechStopped, TurnDetector
+from sglang_omni.serve.realtime.sound import RATE, Samples, SoundDecoder
+from sglang_omni.serve.realtime.turns import ServerVad, SpeechStarted, SpeechStopped, TurnDetector
 
 MAX_SECONDS_OF_SESSION = 3600
 # Responses beside the one that the conversation is written by.
@@ -59,6 +59,7 @@ class Session:
     Args:
         model: The served model's name.
         kind: Whether it answers, or only writes down what it hears.
+        config: What it begins with; None: ``default_config``.
         listener: Hears answers in place of events.
 
     Attributes:
@@ -74,12 +75,13 @@ class Session:
         *,
         model: str,
         kind: Literal["realtime", "transcription"] = "realtime",
+        config: SessionConfig | None = None,
         owner: str | None = None,
-        listener: Listener | None = None,
+        listener: AnswerListener | None = None,
     ) -> None:
         self.id = new_id("sess")
-        self.outbox = Outbox()
-        self.config = default_config(server, model, kind)
+        self.outbox = EventQueue()
+        self.config = config or default_config(server, model, kind)
         self.conversation = Conversation()
         self._conversation_id = new_id("conv")
         self._server = server
@@ -92,11 +94,13 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._transcribing: dict[str, asyncio.Task[None]] = {}
         self._buffer = InputBuffer()
-        self._decoder = Decoder(self.config.audio.input.format)
+        self._decoder = SoundDecoder(self.config.audio.input.format)
         self._detector: TurnDetector | None = None
         self._detected_from = 0
         # The turn that goes on: its item's id, and its first sample's place.
         self._turn: tuple[str, int] | None = None
+        # From where on the client has been silent after an answer.
+        self._idle_from: int | None = None
         self._new_detector()
         self._handlers: dict[type[ClientEvent], Callable[[Any], Coroutine[Any, Any, None]]] = {
             SessionUpdate: self._update,
@@ -150,6 +154,7 @@ class Session:
                 self._turn_begins(told.audio_start_ms)
             else:
                 self._turn_ends(told)
+        self._answer_silence()
         if self._turn is None:
             self._buffer.drop(self._buffer.end - round(_KEPT_S * RATE))
         elif self._buffer.seconds > MAX_SECONDS - 1:
@@ -187,7 +192,7 @@ class Session:
             )
         old, self.config = self.config.audio.input, new
         if new.audio.input.format != old.format:
-            self._decoder = Decoder(new.audio.input.format)
+            self._decoder = SoundDecoder(new.audio.input.format)
         if new.audio.input.turn_detection != old.turn_detection:
             self._new_detector()
 
@@ -272,7 +277,7 @@ class Session:
         part.transcript = part.spoken.until(seconds, part.transcript or "")
         if part.audio is not None:
             part.audio = part.audio.until(seconds)
-        part.spoken.cut(seconds)
+        part.spoken.cut(seconds, part.transcript)
         self.outbox.put(
             "conversation.item.truncated",
             item_id=item_id,
@@ -333,6 +338,8 @@ class Session:
     def _response_ended(self, response: Response, spoken: Item | None) -> None:
         if self._active is response:
             self._active = None
+            left = max(0.0, response.played_at - time.monotonic())
+            self._idle_from = self._buffer.end + round(left * RATE)
         self._others.pop(response.id, None)
         if spoken is not None and spoken.content[0].transcript is None:
             self._transcribe(spoken, delay=0.0)
@@ -349,6 +356,7 @@ class Session:
     def _turn_begins(self, start_ms: int) -> None:
         place = self._detected_from + round(start_ms * RATE / 1000)
         self._turn = (new_id("item"), max(place, self._buffer.start))
+        self._idle_from = None
         self.outbox.put("input_audio_buffer.speech_started", audio_start_ms=_ms(place), item_id=self._turn[0])
         turns = self.config.audio.input.turn_detection
         if turns is not None and turns.interrupt_response:
@@ -369,7 +377,27 @@ class Session:
                 Asked(self.config, list(self.conversation.items), self.conversation, self._conversation_id)
             )
 
+    def _answer_silence(self) -> None:
+        """Have the model speak again if the client has been silent for long enough after its answer."""
+        turns, start, end = self.config.audio.input.turn_detection, self._idle_from, self._buffer.end
+        if not isinstance(turns, ServerVad) or turns.idle_timeout_ms is None or self._active is not None:
+            return
+        if self._turn is not None or start is None or end - start < turns.idle_timeout_ms * RATE / 1000:
+            return
+        item_id = new_id("item")
+        self.outbox.put(
+            "input_audio_buffer.timeout_triggered",
+            audio_start_ms=_ms(start),
+            audio_end_ms=_ms(end),
+            item_id=item_id,
+        )
+        self._add_turn(item_id, self._buffer.take(start, end))
+        self._respond(
+            Asked(self.config, list(self.conversation.items), self.conversation, self._conversation_id)
+        )
+
     def _add_turn(self, item_id: str, samples: Samples) -> None:
+        self._idle_from = None
         item = Item(item_id, "message", "user", content=[Part("input_audio", audio=Clip.of(samples))])
         before = self.conversation.add(item)
         self.outbox.put("input_audio_buffer.committed", previous_item_id=before, item_id=item_id)

@@ -43,7 +43,7 @@ class Pcma(RealtimeModel):
 AudioFormat = Annotated[Pcm | Pcmu | Pcma, Field(discriminator="type")]
 
 
-class Decoder:
+class SoundDecoder:
     """Decodes a stream that comes in pieces of any length."""
 
     def __init__(self, format: Pcm | Pcmu | Pcma) -> None:
@@ -66,7 +66,13 @@ class Decoder:
         return self._resampler.finish()
 
 
-class Encoder:
+def decoded(data: bytes, format: Pcm | Pcmu | Pcma) -> Samples:
+    """The samples of a whole clip, float32 of shape (n,) at ``RATE``."""
+    decoder = SoundDecoder(format)
+    return np.concatenate([decoder.add(data), decoder.finish()])
+
+
+class SoundEncoder:
     """Encodes a stream of samples that may come at another rate."""
 
     def __init__(self, format: Pcm | Pcmu | Pcma) -> None:

@@ -27,16 +27,10 @@ class Spoken:
         self.seconds += seconds
         self._pieces.append((text, seconds))
 
-    def cut(self, seconds: float) -> None:
-        """Forget the sound after so many seconds; the text that is left has been spoken."""
+    def cut(self, seconds: float, heard: str) -> None:
+        """Forget the sound after so many seconds; ``heard``: the text that they spoke."""
         self.seconds, self.is_whole = min(seconds, self.seconds), True
-        kept, left = [], self.seconds
-        for text, length in self._pieces:
-            if left <= 0:
-                break
-            kept.append((text, min(length, left)))
-            left -= length
-        self._pieces = kept
+        self._pieces = [(heard, self.seconds)]
 
     def until(self, seconds: float, text: str) -> str:
         """What has been heard of ``text``, the answer as far as it is written, after so many seconds of

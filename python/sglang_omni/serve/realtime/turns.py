@@ -21,7 +21,7 @@ class ServerVad(RealtimeModel):
         silence_duration_ms: Silence after which the turn is over.
         create_response: Whether the end of a turn asks for a response.
         interrupt_response: Whether the beginning of a turn ends the response that is under way.
-        idle_timeout_ms: Silence after a response at which the model speaks again.
+        idle_timeout_ms: Silence after an answer was played at which the model speaks again.
     """
 
     type: Literal["server_vad"] = "server_vad"

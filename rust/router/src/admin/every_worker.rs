@@ -201,6 +201,25 @@ pub async fn trace(lane: &Rc<Lane>, target: &str, headers: &HeaderMap, sees_urls
     )
 }
 
+/// `/v1/realtime/calls/{id}/hangup`: asks every worker, since only the one that the call goes to knows it.
+pub async fn hang_up(lane: &Rc<Lane>, target: &str, headers: &HeaderMap, sees_urls: bool) -> Reply {
+    let question = Question::post(target, Bytes::new()).asked_by(headers);
+    let answers = ask(&lane.pool, all_workers(lane), &question).await;
+    if answers.is_empty() {
+        return no_worker(lane, &LastFailure::default(), sees_urls);
+    }
+    if answers.iter().any(|answer| answer.ok().is_some()) {
+        return reply::text(StatusCode::OK, "text/plain", String::new());
+    }
+    let status = match answers[0].status() {
+        // If all refuse it alike, there is no such call.
+        Some(status) if answers.iter().all(|other| other.status() == Some(status)) => status,
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    let body = json!({"error": error_of_all(status, &answers, sees_urls)});
+    reply::json(status, &body)
+}
+
 /// OpenAI's error if no worker succeeded: the first worker's own if all refuse alike, otherwise each worker's failure.
 fn error_of_all(status: StatusCode, answers: &[Answer], sees_urls: bool) -> Value {
     let own = answers.first().filter(|_| status.is_client_error());

@@ -30,6 +30,7 @@ use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
 
 const BODY_LIMIT: usize = 64 << 10;
+const CALLS: &str = "/v1/realtime/calls/";
 
 /// What the router's own endpoints need beside the proxy.
 pub struct Admin {
@@ -91,6 +92,9 @@ pub async fn answer(
         }
         "/workers" | "/workers/drain" | "/list_workers" | "/add_worker" | "/remove_worker" => {
             Ok(workers::answer(lane, admin, request).await)
+        }
+        path if is_post && path.starts_with(CALLS) && path.ends_with("/hangup") => {
+            Ok(every_worker::hang_up(lane, target, headers, sees_urls).await)
         }
         path if path.starts_with("/workers/") => Ok(workers::answer(lane, admin, request).await),
         path if is_read && path.starts_with("/v1/models/") => {

@@ -1,0 +1,100 @@
+"""How much of a spoken answer has been heard, and the sound that is kept and taken."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sglang_omni.client import RequestError
+from sglang_omni.serve.realtime.clip import Clip
+from sglang_omni.serve.realtime.conversation import messages_of
+from sglang_omni.serve.realtime.input_buffer import InputBuffer
+from sglang_omni.serve.realtime.items import Item, Part
+from sglang_omni.serve.realtime.spoken import Spoken
+
+TEXT = "The sea is wide. It is old. It has more to tell"
+
+
+def told(*pieces: tuple[str, float], is_whole: bool = False) -> Spoken:
+    spoken = Spoken()
+    for text, seconds in pieces:
+        spoken.add(text, seconds)
+    spoken.is_whole = is_whole
+    return spoken
+
+
+@pytest.mark.parametrize(
+    ("seconds", "heard"),
+    [
+        (0.0, ""),
+        (0.4, "The"),
+        (1.0, "The sea"),
+        (2.0, "The sea is wide."),
+        (2.3, "The sea is wide. It"),
+        (3.0, "The sea is wide. It is old."),
+        # What is written and not yet spoken has not been heard.
+        (9.0, "The sea is wide. It is old."),
+    ],
+)
+def test_sentences_that_were_spoken(seconds: float, heard: str) -> None:
+    spoken = told(("The sea is wide.", 2.0), ("It is old.", 1.0))
+    assert spoken.until(seconds, TEXT) == heard
+
+
+def test_an_answer_that_was_spoken_to_its_end() -> None:
+    spoken = told(("The sea is wide.", 2.0), is_whole=True)
+    assert spoken.until(2.0, "The sea is wide. \n") == "The sea is wide. \n"
+    assert spoken.until(1.0, "The sea is wide.") == "The sea"
+
+
+def test_a_pipeline_that_does_not_tell_what_its_sound_speaks() -> None:
+    whole = told(("", 2.0), ("", 2.0), is_whole=True)
+    text = "one two three four five six seven eight"
+    assert whole.until(2.0, text) == "one two three four"
+    assert whole.until(4.0, text) == text
+    # How much of the text the sound speaks so far is not known: a voice's usual pace is taken.
+    assert told(("", 1.0)).until(1.0, "x" * 15 + " more") == "x" * 15
+
+
+def test_what_is_cut_is_gone() -> None:
+    spoken = told(("The sea is wide.", 2.0), ("It is old.", 1.0))
+    heard = spoken.until(1.0, TEXT)
+    spoken.cut(1.0, heard)
+    assert spoken.seconds == 1.0
+    assert spoken.until(1.0, heard) == heard
+    assert spoken.until(0.5, heard) == "The"
+
+
+def test_samples_by_their_place() -> None:
+    buffer = InputBuffer()
+    for start in range(0, 100, 10):
+        buffer.add(np.arange(start, start + 10, dtype=np.float32))
+    buffer.drop(15)
+    assert (buffer.start, buffer.end) == (15, 100)
+    assert buffer.take(20, 45).tolist() == list(range(20, 45))
+    assert (buffer.start, buffer.end) == (45, 100)
+    assert buffer.take(0, 1000).tolist() == list(range(45, 100))
+    buffer.add(np.zeros(10, np.float32))
+    buffer.clear()
+    assert (buffer.start, buffer.end, buffer.seconds) == (110, 110, 0.0)
+    with pytest.raises(RequestError, match="may have 300 s"):
+        buffer.add(np.zeros(301 * 24_000, np.float32))
+
+
+def test_turns_that_say_nothing_are_no_messages() -> None:
+    sound = Clip.of(np.zeros(2400, np.float32))
+    items = [
+        Item(
+            "1", "message", "user", content=[Part("input_audio", audio=sound, transcript="", is_heard=True)]
+        ),
+        Item("2", "message", "assistant", content=[Part("output_audio", transcript="")]),
+        Item("3", "message", "user", content=[Part("input_audio", transcript="")]),
+        Item("4", "message", "assistant", content=[Part("output_audio", audio=sound, transcript="Yes?")]),
+        Item("5", "function_call", name="f", call_id="c", arguments="{}"),
+    ]
+    messages = messages_of(items, "")
+    assert [message["role"] for message in messages] == ["user", "user", "assistant"]
+    assert messages[0]["content"][0]["type"] == "input_audio"
+    assert messages[1]["content"] == [{"type": "text", "text": "(no speech was heard)"}]
+    assert messages[2]["content"] == "Yes?"
+    assert messages[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"}
