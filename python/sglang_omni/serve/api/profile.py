@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping
@@ -53,7 +54,8 @@ def profile_routes(server: AppState) -> APIRouter:
                 code="profile_running",
                 status=409,
             )
-        profile_id = body.profile_id or time.strftime("%Y%m%d-%H%M%S")
+        # Servers of one fleet write into the same folder.
+        profile_id = f"{body.profile_id or time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = Path(body.output_dir or _default_folder())
         try:
             await anyio.to_thread.run_sync(lambda: folder.mkdir(parents=True, exist_ok=True))
