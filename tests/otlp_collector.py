@@ -1,7 +1,8 @@
-"""An OpenTelemetry collector's stand-in: takes OTLP over HTTP, as protobuf and as JSON, and keeps the spans."""
+"""A stand-in for an OpenTelemetry collector: takes OTLP over HTTP, protobuf or JSON, and keeps the spans."""
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -109,8 +110,6 @@ def collecting(port: int = 0) -> Iterator[Collector]:
 
 
 def _base64_ids(value: Any) -> Any:
-    import base64
-
     if isinstance(value, list):
         return [_base64_ids(each) for each in value]
     if not isinstance(value, dict):

@@ -90,6 +90,9 @@ class Metrics:
         self._generation_tokens = Counter(
             f"{_PREFIX}generation_tokens_total", "Tokens that were generated.", registry=None
         )
+        self._cached_tokens = Counter(
+            f"{_PREFIX}cached_tokens_total", "Tokens of prompts that were found in the cache.", registry=None
+        )
         self._stage_visits = Counter(
             f"{_PREFIX}stage_visits_total", "Requests that the stage is done with.", ("stage",), registry=None
         )
@@ -128,6 +131,7 @@ class Metrics:
         if usage is not None:
             self._prompt_tokens.inc(max(0, usage.prompt_tokens or 0))
             self._generation_tokens.inc(max(0, usage.completion_tokens or 0))
+            self._cached_tokens.inc(max(0, usage.cached_tokens or 0))
 
     def stage_visited(self, stage: str, work: float, wait: float) -> None:
         """Count a request that a stage is done with, and its seconds there."""
@@ -159,7 +163,7 @@ class Metrics:
                 *(self._requests, self._tokens, self._seconds, self._first_output, self.in_flight),
                 *(self.time_to_first_token, self.inter_token_latency, self._request_latency),
                 *(self.request_queue_time, self._finished_reasons),
-                *(self._prompt_tokens, self._generation_tokens),
+                *(self._prompt_tokens, self._generation_tokens, self._cached_tokens),
                 *(self._stage_visits, self._stage_work, self._stage_wait),
             )
             for family in metric.collect()

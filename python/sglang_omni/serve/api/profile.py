@@ -83,16 +83,13 @@ def profile_routes(server: AppState) -> APIRouter:
         generations = server.history.since(profile.since)
         text = json.dumps(_trace(server, generations))
         await anyio.to_thread.run_sync(path.write_text, text)
-        files = [str(path)]
+        answer = {"profile_id": profile.profile_id, "requests": len(generations), "file": str(path)}
         if profile.torch:
             await server.coordinator.stop_profile(profile.profile_id)
-            # Stages write them on their own hosts, which takes a while.
-            files += [
-                str(profile.folder / f"{profile.profile_id}-{stage}.torch.json")
-                for stage in _processes(server)
-            ]
+            # Processes that have loaded torch write them, on their own hosts, which takes a while.
+            answer["torch_files"] = str(profile.folder / f"{profile.profile_id}-STAGE.torch.json")
         logger.info("Profile %s of %d requests is in %s", profile.profile_id, len(generations), path)
-        return JSONResponse({"profile_id": profile.profile_id, "requests": len(generations), "files": files})
+        return JSONResponse(answer)
 
     @router.get("/traces/{request_id:path}")
     async def trace(request_id: str, request: Request) -> JSONResponse:
