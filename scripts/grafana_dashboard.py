@@ -1,4 +1,4 @@
-"""Writes ``deploy/grafana/sglang-omni.json``, the dashboard of servers and routers, from its table of panels."""
+"""Writes ``deploy/grafana/sglang-omni.json``, the dashboard of servers and routers, from its table."""
 
 from __future__ import annotations
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import string
 import subprocess
 import sys
 import time
@@ -77,7 +79,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             [
                 *(sys.executable, "-m", "sglang_omni.launch_server", "--config", str(config), "--port", "0"),
                 *("--dp-size", "2", "--otlp-traces-endpoint", collector.url.removesuffix("/v1/traces")),
-                *("--router-policy", "round_robin", "--parent-pid", str(os.getpid())),
+                *("--parent-pid", str(os.getpid())),
             ],
             env=os.environ
             | {
@@ -150,20 +152,18 @@ def test_a_caller_that_does_not_record_is_not_recorded(seen: Seen) -> None:
 
 
 def test_the_routers_metrics_have_those_of_every_worker(seen: Seen) -> None:
-    for _ in range(2):
-        seen.spell("hello")
-    found = seen.metrics()
-
     def by_worker(name: str, sample: str, **labels: str) -> dict[str, float]:
         return {
             s.labels["worker"]: s.value
-            for s in found[f"sglang_omni_{name}"].samples
+            for s in seen.metrics()[f"sglang_omni_{name}"].samples
             if s.name == f"sglang_omni_{sample}" and labels.items() <= s.labels.items()
         }
 
-    first = by_worker("time_to_first_token_seconds", "time_to_first_token_seconds_count")
+    first: dict[str, float] = {}
+    while len([count for count in first.values() if count >= 1]) < 2:
+        seen.spell("".join(random.choices(string.ascii_letters, k=5)))  # A prompt that no worker knows.
+        first = by_worker("time_to_first_token_seconds", "time_to_first_token_seconds_count")
     assert first.keys() == {"0", "1"}
-    assert all(count >= 1 for count in first.values())
     assert by_worker("inter_token_latency_seconds", "inter_token_latency_seconds_count") == {
         worker: 2 * count for worker, count in first.items()
     }
@@ -172,7 +172,8 @@ def test_the_routers_metrics_have_those_of_every_worker(seen: Seen) -> None:
     assert by_worker("request_success", "request_success_total", finished_reason="stop") == first
     assert by_worker("prompt_tokens", "prompt_tokens_total") == {w: 5 * n for w, n in first.items()}
     assert by_worker("generation_tokens", "generation_tokens_total") == {w: 4 * n for w, n in first.items()}
-    assert by_worker("stage_visits", "stage_visits_total", stage="spell") == first
+    # Stages report a moment after the answer.
+    until(lambda: by_worker("stage_visits", "stage_visits_total", stage="spell") == first, lambda: f"{first}")
     work = by_worker("stage_work_seconds", "stage_work_seconds_total", stage="spell")
     assert all(seconds >= 0.03 * first[worker] for worker, seconds in work.items())
 
@@ -237,13 +238,14 @@ def test_a_profile_has_all_requests_of_every_worker(seen: Seen, tmp_path: Path) 
         seen.spell("hello")
     time.sleep(0.2)
     ended = seen.http.post("/stop_profile").json()["workers"]
-    assert [worker["answer"]["requests"] for worker in ended] == [2, 2]
+    counts = [worker["answer"]["requests"] for worker in ended]
+    assert sum(counts) == 4
     files = [Path(worker["answer"]["file"]) for worker in ended]
     assert len(set(files)) == 2
-    for path in files:
+    for path, count in zip(files, counts, strict=True):
         assert path.name.startswith("trial-")
         slices = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
-        assert [e["name"] for e in slices].count("spell") == 2
+        assert [e["name"] for e in slices].count("spell") == count
         check_nesting(slices)
     nothing = seen.http.post("/stop_profile")
     assert (nothing.status_code, nothing.json()["error"]["code"]) == (409, "no_profile")
