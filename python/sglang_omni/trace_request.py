@@ -19,7 +19,7 @@ _TIMEOUT_S = 30.0
 def build_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Fetch the trace of a request that a server has answered lately: each process's part of it, "
+        description="Fetch the trace of a request that a server has answered lately, over all its processes, "
         "to be opened in https://ui.perfetto.dev.",
         allow_abbrev=False,
     )

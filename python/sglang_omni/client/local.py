@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from typing import Any, Protocol
 
-from sglang_omni.client.observer import RequestObserver, watched
+from sglang_omni.client.observer import RequestObserver
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     GenerateChunk,
@@ -42,15 +43,11 @@ class LocalTransport(Transport):
         self.coordinator = coordinator
         self.observer: RequestObserver | None = None
 
-    def generate(self, request: GenerateRequest, request_id: str) -> AsyncGenerator[GenerateChunk, None]:
-        chunks = self._generate(request, request_id)
-        watch = None if self.observer is None else self.observer.begin(request, request_id)
-        return chunks if watch is None else watched(chunks, watch)
-
-    async def _generate(
+    async def generate(
         self, request: GenerateRequest, request_id: str
     ) -> AsyncGenerator[GenerateChunk, None]:
         omni_request = to_omni_request(request)
+        watch = None if self.observer is None else self.observer.begin(request, request_id)
         deadline = None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
         stream = self.coordinator.stream(request_id, omni_request) if request.stream else None
         parts = _Parts(request_id)
@@ -61,11 +58,17 @@ class LocalTransport(Transport):
                     anext(stream, _END) if stream else self.coordinator.submit(request_id, omni_request),
                 )
                 if stream is not None and isinstance(message, StreamMessage):
-                    yield parts.chunk(message)
+                    chunk = parts.chunk(message)
+                    if watch is not None:
+                        watch.chunk(chunk)
+                    yield chunk
                     continue
                 if message is _END:
                     if parts.any:
-                        yield parts.whole(parts.finish_reason or "stop")
+                        chunk = parts.whole(parts.finish_reason or "stop")
+                        if watch is not None:
+                            watch.chunk(chunk)
+                        yield chunk
                     return
                 chunk = result_chunk(
                     request_id, message if stream is None else message.result, parts.finish_reason or "stop"
@@ -73,10 +76,15 @@ class LocalTransport(Transport):
                 chunk.usage = chunk.usage or parts.usage
                 if request.timings:
                     chunk.timings = await self._timings(request_id, request.owner)
+                if watch is not None:
+                    watch.chunk(chunk)
                 yield chunk
                 return
         except _Aborted:
-            yield parts.whole("abort")
+            chunk = parts.whole("abort")
+            if watch is not None:
+                watch.chunk(chunk)
+            yield chunk
         except _Duplicate as exc:
             raise RequestError(str(exc), param="request_id", code="duplicate_request_id", status=409) from exc
         except _Expired:
@@ -85,6 +93,8 @@ class LocalTransport(Transport):
             close = getattr(stream, "aclose", None)
             if close is not None:
                 await close()
+            if watch is not None:
+                watch.end(sys.exception())
 
     async def abort(self, request_id: str, *, owner: str | None = None) -> bool:
         return bool(await self.coordinator.abort(request_id, **_owned(owner)))  # type: ignore[attr-defined]

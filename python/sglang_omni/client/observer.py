@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Protocol
 
 from sglang_omni.client.types import GenerateChunk, GenerateRequest
@@ -27,20 +25,3 @@ class RequestObserver(Protocol):
     def begin(self, request: GenerateRequest, request_id: str) -> RequestWatch | None:
         """What follows the request; None if it is not to be followed."""
         ...
-
-
-async def watched(
-    chunks: AsyncGenerator[GenerateChunk, None], watch: RequestWatch
-) -> AsyncGenerator[GenerateChunk, None]:
-    """The same chunks, of which ``watch`` is told first."""
-    error: BaseException | None = None
-    try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                watch.chunk(chunk)
-                yield chunk
-    except BaseException as exc:
-        error = exc
-        raise
-    finally:
-        watch.end(error)

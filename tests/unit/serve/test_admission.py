@@ -16,6 +16,7 @@ from waiting import until
 
 from sglang_omni.serve.api import errors
 from sglang_omni.serve.api.admission import Admission, AdmissionLimits
+from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.middleware import Gate
 from sglang_omni.serve.launch.fleet import router_limits
 
@@ -29,7 +30,7 @@ class Served:
         self.admission = Admission(AdmissionLimits(running, queue, timeout), max_body_size=BODY_LIMIT)
         self.begun: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
-        app = FastAPI(middleware=[Middleware(Gate, admission=self.admission)])
+        app = FastAPI(middleware=[Middleware(Gate, admission=self.admission, metrics=Metrics())])
 
         @app.post("/run")
         async def run(request: Request) -> Response:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from sglang_omni.client import UsageInfo
@@ -73,11 +75,10 @@ class Metrics:
             buckets=_FIRST_TOKEN,
             registry=None,
         )
-        self.inter_token_latency = Histogram(
+        self.inter_token_latency = _Tally(
             f"{_PREFIX}inter_token_latency_seconds",
             "Between two pieces of a streamed text, divided by the tokens of the later one.",
-            buckets=_INTER_TOKEN,
-            registry=None,
+            _INTER_TOKEN,
         )
         self._request_latency = Histogram(
             f"{_PREFIX}e2e_request_latency_seconds",
@@ -100,6 +101,9 @@ class Metrics:
         self._prompt_tokens = Counter(f"{_PREFIX}prompt_tokens_total", "Tokens of prompts.", registry=None)
         self._generation_tokens = Counter(
             f"{_PREFIX}generation_tokens_total", "Tokens that were generated.", registry=None
+        )
+        self._cached_tokens = Counter(
+            f"{_PREFIX}cached_tokens_total", "Tokens of prompts that were found in the cache.", registry=None
         )
         self._stage_visits = Counter(
             f"{_PREFIX}stage_visits_total", "Requests that the stage is done with.", ("stage",), registry=None
@@ -171,6 +175,7 @@ class Metrics:
         if usage is not None:
             self._prompt_tokens.inc(max(0, usage.prompt_tokens or 0))
             self._generation_tokens.inc(max(0, usage.completion_tokens or 0))
+            self._cached_tokens.inc(max(0, usage.cached_tokens or 0))
 
     def stage_visited(self, stage: str, work: float, wait: float) -> None:
         """Count a request that a stage is done with, and its seconds there."""
@@ -212,13 +217,35 @@ class Metrics:
                 *(self.in_flight, self._websockets, self.open_websockets),
                 *(self.time_to_first_token, self.inter_token_latency, self._request_latency),
                 *(self.request_queue_time, self._finished_reasons),
-                *(self._prompt_tokens, self._generation_tokens),
+                *(self._prompt_tokens, self._generation_tokens, self._cached_tokens),
                 *(self._stage_visits, self._stage_work, self._stage_wait),
                 *heard,
             )
             for family in metric.collect()
         ]
         return generate_latest(_Page([*counted, *(family for family in families if family.samples)]))
+
+
+class _Tally:
+    """A histogram that one thread observes, for every token: the library's takes ten times as long."""
+
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterable[Metric]:
+        bounds = [*map(str, self._bounds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
+        family = HistogramMetricFamily(self._name, self._text)
+        family.add_metric([], buckets, self._sum)
+        return [family]
 
 
 class _Page(NamedTuple):

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # Stages report what they did within this time after the answer.
 _REPORTS_S = 0.1
+# Waits and steps of a stage that have spans of their own.
+_MOST_INNER = 6
 # GenAI's names of what is done, by task.
 _OPERATIONS = {"chat": "chat", "completion": "text_completion"}
 
@@ -147,8 +149,19 @@ def _describe(span: Span, generations: list[Generation]) -> None:
 
 def _stages(tracer: Tracer, parent: Span, timeline: Timeline) -> None:
     request_id = timeline.generation.request_id
-    for piece in (*timeline.server.inner[-1:], *(visit.slice for visit in timeline.visits)):
-        _span(tracer, parent, piece, {"sglang_omni.request_id": request_id})
+    _span(tracer, parent, timeline.server.inner[-1], {"sglang_omni.request_id": request_id})
+    for visit in timeline.visits:
+        visit.slice.inner = _brief(visit.slice.inner)
+        _span(tracer, parent, visit.slice, {"sglang_omni.request_id": request_id})
+
+
+def _brief(pieces: list[Slice]) -> list[Slice]:
+    """The first slices, and the others as one: a collector keeps every span of every request."""
+    kept, rest = pieces[:_MOST_INNER], pieces[_MOST_INNER:]
+    if rest:
+        steps = sum(piece.attributes.get("steps", 1) for piece in rest)
+        kept.append(Slice(f"{steps} steps", rest[0].start, rest[-1].end, {"steps": steps}))
+    return kept
 
 
 def _span(tracer: Tracer, parent: Span, piece: Slice, also: dict[str, str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Mapping
@@ -12,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
@@ -53,10 +54,11 @@ def profile_routes(server: AppState) -> APIRouter:
                 code="profile_running",
                 status=409,
             )
-        profile_id = body.profile_id or time.strftime("%Y%m%d-%H%M%S")
+        # Servers of one fleet write into the same folder.
+        profile_id = f"{body.profile_id or time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = Path(body.output_dir or _default_folder())
         try:
-            await anyio.to_thread.run_sync(lambda: folder.mkdir(parents=True, exist_ok=True))
+            await asyncio.to_thread(lambda: folder.mkdir(parents=True, exist_ok=True))
         except OSError as exc:
             raise RequestError(f"output_dir: {exc}", param="output_dir", code="invalid_value") from exc
         if body.activities:
@@ -80,17 +82,14 @@ def profile_routes(server: AppState) -> APIRouter:
         path = profile.folder / f"{profile.profile_id}.json"
         generations = server.history.since(profile.since)
         text = json.dumps(_trace(server, generations))
-        await anyio.to_thread.run_sync(path.write_text, text)
-        files = [str(path)]
+        await asyncio.to_thread(path.write_text, text)
+        answer = {"profile_id": profile.profile_id, "requests": len(generations), "file": str(path)}
         if profile.torch:
             await server.coordinator.stop_profile(profile.profile_id)
-            # Stages write them on their own hosts, which takes a while.
-            files += [
-                str(profile.folder / f"{profile.profile_id}-{stage}.torch.json")
-                for stage in _processes(server)
-            ]
+            # Processes that have loaded torch write them, on their own hosts, which takes a while.
+            answer["torch_files"] = str(profile.folder / f"{profile.profile_id}-STAGE.torch.json")
         logger.info("Profile %s of %d requests is in %s", profile.profile_id, len(generations), path)
-        return JSONResponse({"profile_id": profile.profile_id, "requests": len(generations), "files": files})
+        return JSONResponse(answer)
 
     @router.get("/traces/{request_id:path}")
     async def trace(request_id: str, request: Request) -> JSONResponse:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from sglang_omni.pipeline.coordinator.request_trace import RequestTrace, StageVisit
 
 
+# Shorter waits are not told.
+_SHORTEST_S = 1e-4
+
+
 @dataclass(slots=True)
 class Slice:
     """A stretch of time. ``start`` and ``end`` in Unix time, the slices of ``inner`` within them."""
@@ -110,9 +114,9 @@ def _visit(visit: StageVisit) -> Visit:
         return min(start + max(0.0, offset), end)
 
     first = steps[0]["start"] if steps else visit.work + visit.wait
-    if ready is not None and ready > 0:
+    if ready is not None and ready > _SHORTEST_S:
         whole.inner.append(Slice("waits for input", start, within(ready)))
-    if ready is not None and steps and first > ready:
+    if ready is not None and steps and first - ready > _SHORTEST_S:
         whole.inner.append(Slice("queue", within(ready), within(first)))
     at = within(first)
     for step in steps:

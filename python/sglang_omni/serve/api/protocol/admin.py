@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sglang_omni.serve.api.fields import ApiModel, Name, OnlyFalse
+from sglang_omni.serve.api.fields import ApiModel, Name, OnlyFalse, OnlyNone
 
 
 class AbortRequest(ApiModel):
@@ -16,7 +16,7 @@ class AbortRequest(ApiModel):
 
 
 class StartProfile(ApiModel):
-    """SGLang's fields. With ``activities``, stages record what torch does too.
+    """SGLang's fields. With ``activities``, stages record what torch does too, until ``/stop_profile``.
 
     ``output_dir`` is a folder on the server's host, and on those of its stages for what torch does.
     """
@@ -24,3 +24,11 @@ class StartProfile(ApiModel):
     output_dir: str | None = None
     profile_id: Name | None = None
     activities: list[Literal["CPU", "GPU"]] | None = None
+    start_step: OnlyNone = None
+    num_steps: OnlyNone = None
+    profile_by_stage: OnlyFalse = False
+    with_stack: OnlyFalse | None = None
+    record_shapes: OnlyFalse | None = None
+    merge_profiles: OnlyFalse = False
+    profile_prefix: OnlyNone = None
+    profile_stages: OnlyNone = None
