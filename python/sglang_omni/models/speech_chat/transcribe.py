@@ -70,7 +70,7 @@ class RecordingLimits:
     decode_seconds: float = 30.0
 
 
-class Recording:
+class AudioRecording:
     """An encoded recording of any length, decoded and cut window by window."""
 
     def __init__(self, data: bytes, limits: RecordingLimits) -> None:
@@ -154,7 +154,7 @@ class TranscribeSession(StreamSession):
             yield {"modality": "text", "input_transcript": transcript}
 
     def _transcription(self, payload: StagePayload) -> Iterator[dict[str, Any] | None]:
-        recording = Recording(payload.data["audio"], self._limits)
+        recording = AudioRecording(payload.data["audio"], self._limits)
         options = _options(payload.request)
         segments: list[dict[str, Any]] = []
         for start, window in recording.windows():

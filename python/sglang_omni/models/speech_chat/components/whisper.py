@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,11 +13,15 @@ from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
     import numpy as np
+    from faster_whisper.transcribe import Segment
     from numpy.typing import NDArray
 
 SAMPLE_RATE = 16_000
 # Limit of a transcription's prompt, many times the part that the model reads.
 MAX_PROMPT_CHARS = 16_384
+# Of ``Segment.seek``.
+_FRAMES_PER_SECOND = 100
+_SHORTEST_LOOK_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,11 @@ class Whisper:
                 model reads the last 223 tokens.
             temperature: 0 finds the likeliest text, always the same; above, the best of five drawn texts is
                 taken.
-            word_timestamps: Whether to find the times of the words, which takes about a fifth longer.
+            word_timestamps: Whether to find the times of the words, which takes a little longer.
         """
         # As tokens, because the library would read control tokens in a text.
         words = None if prompt is None else self._tokenizer.encode(self._tokenizer.hide(f" {prompt.strip()}"))
-        segments, _ = self._model.transcribe(
+        segments, info = self._model.transcribe(
             samples,
             language="en",
             beam_size=self._beam_size,
@@ -123,7 +127,7 @@ class Whisper:
             initial_prompt=words,
             word_timestamps=word_timestamps,
         )
-        for segment in segments:
+        for segment in _without_tail(segments, info.duration_after_vad):
             if text := segment.text.strip():
                 yield SpeechSegment(
                     _rounded(segment.start),
@@ -139,6 +143,20 @@ class Whisper:
                         for w in segment.words or ()
                     ),
                 )
+
+
+def _without_tail(segments: Iterable[Segment], seconds: float) -> Iterator[Segment]:
+    """The segments, without those of a last second that Whisper has heard once and left for another look.
+
+    Alone, so little sound makes it invent sentences, again and again. whisper.cpp stops there, too.
+
+    Args:
+        seconds: Of speech, after silence was cut out.
+    """
+    for segment in segments:
+        if segment.seek and seconds - segment.seek / _FRAMES_PER_SECOND < _SHORTEST_LOOK_S:
+            return
+        yield segment
 
 
 def _rounded(seconds: float) -> float:
