@@ -58,14 +58,13 @@ def test_the_same_call_streamed_and_asynchronous(fleet: Fleet, client: openai.Op
     (whole,) = client.chat.completions.create(**ASKED).choices[0].message.tool_calls
 
     async def streamed() -> Any:
-        url = f"{fleet.base_url}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as api:
-            fields = {name: value for name, value in ASKED.items()}
-            async with api.chat.completions.stream(**fields) as events:
-                deltas = [
-                    event async for event in events if event.type == "tool_calls.function.arguments.delta"
-                ]
-                return deltas, await events.get_final_completion()
+        async with (
+            openai.AsyncOpenAI(base_url=f"{fleet.base_url}/v1", api_key="none", timeout=120) as api,
+            api.chat.completions.stream(**ASKED) as events,
+        ):
+            kind = "tool_calls.function.arguments.delta"
+            deltas = [event async for event in events if event.type == kind]
+            return deltas, await events.get_final_completion()
 
     deltas, final = asyncio.run(streamed())
     (call,) = final.choices[0].message.tool_calls
