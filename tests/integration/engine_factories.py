@@ -5,13 +5,17 @@ from __future__ import annotations
 import threading
 import time
 import zlib
+from concurrent.futures import Future
 from typing import Any
 
 import torch
+from tiny_checkpoints import VOCAB_SIZE
 
 from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, RequestSampling, build_engine
 from sglang_omni.engines.options import EngineKind, TensorParallel
+from sglang_omni.model_runner.grammar import Grammars
 from sglang_omni.model_runner.parallel import TensorParallelGroup
+from sglang_omni.models.token_logprobs import constrained
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -51,6 +55,10 @@ def create_engine(
     return OmniScheduler(engine, build, result, stream)
 
 
+# Tokens are ASCII, and the checkpoint has no end token.
+GRAMMARS = Grammars(lambda: [bytes([token]) if token < 128 else b"" for token in range(VOCAB_SIZE)], [])
+
+
 def create_compared(
     model_path: str, tp_rank: int, tp_size: int, nccl_port: int | None, **options: Any
 ) -> OmniScheduler:
@@ -78,9 +86,14 @@ def create_compared(
     return scheduler
 
 
-def build(payload: StagePayload) -> EngineRequest:
+def build(payload: StagePayload) -> EngineRequest | Future[EngineRequest]:
     sampling = RequestSampling.from_params(payload.request.params)
-    return EngineRequest(payload.request_id, payload.request.inputs["prompt_token_ids"], sampling)
+    prompt = payload.request.inputs["prompt_token_ids"]
+    return constrained(
+        GRAMMARS,
+        sampling,
+        lambda grammar: EngineRequest(payload.request_id, prompt, sampling, grammar=grammar),
+    )
 
 
 def stream(

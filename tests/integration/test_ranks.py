@@ -112,6 +112,25 @@ async def test_ranks_stay_in_step_with_one_anothers_requests(
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_ranks_follow_grammars_together(replicas: MultiProcessPipelineRunner) -> None:
+    """Each compiles them itself, and a request runs once rank 0 has."""
+    coordinator = replicas.coordinator
+    plain = asyncio.create_task(ask(coordinator, "plain", max_new_tokens=20))
+    asked = [
+        asyncio.create_task(
+            ask(coordinator, f"r{n}", max_new_tokens=40, temperature=1.0, regex=f"[a-f]{{{n + 1},9}}-[0-9]")
+        )
+        for n in range(4)
+    ]
+    with pytest.raises(RequestError, match="parenthesis"):
+        await ask(coordinator, "wrong", regex="(")
+
+    for n, task in enumerate(asked):
+        assert re.fullmatch(rf"[a-f]{{{n + 1},9}}-[0-9]", bytes(await task).decode())
+    assert len(await plain) == 20
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_rank_fails_its_groups_requests_by_name_and_the_group_comes_back(
     replicas: MultiProcessPipelineRunner, checkpoint: TinyCheckpoint
 ) -> None:

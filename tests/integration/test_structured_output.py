@@ -13,7 +13,7 @@ import pytest
 from constrained_engines import BRIEF, END, checkpoint_of_bytes, constrained, grammars, text_of
 from engine_runs import finish, run
 from random_schemas import random_schema
-from sglang_engines import KINDS, assert_empty, engines
+from sglang_engines import KINDS, assert_empty, engines, expect_short_answers
 from tiny_checkpoints import TinyCheckpoint
 
 from sglang_omni.engines import EngineRequest, RequestSampling
@@ -163,22 +163,29 @@ def test_requests_that_lose_their_cache_go_on(
 ) -> None:
     def requests() -> list[EngineRequest]:
         return [
-            constrained(compiler, str(seed), [seed] * 20, regex="[a-c]{40,60}x", seed=seed, logit_bias=())
+            constrained(
+                compiler,
+                str(seed),
+                [seed] * 20,
+                regex="[a-c]{40,45}x",
+                seed=seed,
+                logit_bias=(),
+                max_new_tokens=50,
+            )
             for seed in range(4)
         ]
 
     with engines(kind) as build:
         spec = DecoderSpec.from_dir(checkpoint.path)
         roomy = run(build(spec, max_total_tokens=2048), requests())
-        engine = build(spec, max_total_tokens=150, page_size=1)
-        if hasattr(engine.scheduler, "new_token_ratio_tracker"):
-            engine.scheduler.new_token_ratio_tracker.current = 0.05
+        engine = build(spec, max_total_tokens=100, chunked_prefill_size=16)
+        expect_short_answers(engine)
         tight = requests()
         run(engine, tight)
 
         assert engine.stats()["num_retracted_requests_total"] > 0
         assert [request.output_token_ids for request in tight] == roomy
-        assert all(re.fullmatch("[a-c]{40,60}x", text_of(request.output_token_ids)) for request in tight)
+        assert all(re.fullmatch("[a-c]{40,45}x", text_of(request.output_token_ids)) for request in tight)
 
 
 def test_biases(engine: Any, checkpoint: TinyCheckpoint) -> None:

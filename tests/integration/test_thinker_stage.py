@@ -137,6 +137,44 @@ def test_parameters_out_of_range_are_refused_by_name(thinker: OmniScheduler, pro
         assert refused.value.param in params
 
 
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "minimum": 0}},
+    "required": ["city", "people"],
+}
+
+
+def test_an_answer_matches_its_schema_and_tells_its_log_probabilities(
+    thinker: OmniScheduler, prompts: PromptEncoder
+) -> None:
+    params = {"temperature": 0, "max_new_tokens": 200, "json_schema": json.dumps(CITY), "logprobs": 2}
+    chunks, payload = run(thinker, prompts, stream=True, prompt_logprobs=0, **params)
+    result = decode(payload).data
+
+    answer = json.loads(result["text"])
+    assert set(answer) == {"city", "people"}
+    assert result["finish_reason"] == "stop"
+    told = [entry for chunk in chunks for entry in chunk.data["logprobs"]]
+    assert [entry["token_id"] for entry in told] == [t for chunk in chunks for t in chunk.data["token_ids"]]
+    assert told == result["logprobs"][: len(told)]
+    assert [entry["token_id"] for entry in result["logprobs"]] == result["token_ids"]
+    assert all(len(entry["top"]) == 2 and entry["logprob"] <= 0 for entry in told)
+    assert b"".join(bytes(entry["bytes"]) for entry in result["logprobs"][:-1]).decode() == result["text"]
+    prompt = [entry["token_id"] for entry in result["prompt_logprobs"]]
+    assert prompt == prompts.encode_messages([{"role": "user", "content": QUESTION}])
+    assert result["prompt_logprobs"][0]["logprob"] is None
+    assert result["prompt_logprobs"][0]["token"] == "<|im_start|>"
+    assert "logprobs" not in decode(run(thinker, prompts, max_new_tokens=1)[1]).data
+
+
+def test_a_grammar_that_cannot_be_is_refused(thinker: OmniScheduler, prompts: PromptEncoder) -> None:
+    with pytest.raises(RequestError, match="parenthesis is not closed") as refused:
+        run(thinker, prompts, regex="(a")
+    assert refused.value.param == "regex"
+    with pytest.raises(RequestError, match="only one of json_schema and regex"):
+        run(thinker, prompts, regex="a", json_schema="{}")
+
+
 @pytest.fixture(scope="module")
 def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 checkpoint of random weights with a template of its own."""

@@ -63,7 +63,7 @@ def held_structural_tag(text: str) -> str:
     """
     tag = _parsed("structural_tag", text)
     for schema in _schemas_in(tag):
-        _check(schema, "json_schema", "structural_tag")
+        _check(schema, "structural_tag.json_schema", "structural_tag")
     return json.dumps(tag)
 
 

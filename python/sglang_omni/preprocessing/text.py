@@ -32,6 +32,7 @@ class PromptEncoder:
         tokenizer: Reads only the template's control tokens as such.
         templates: The checkpoint's chat templates.
         context_length: Limit of prompt and answer together, in tokens.
+        between_texts: What the pipeline puts between the texts of one message.
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class PromptEncoder:
         Args:
             checkpoint: Directory of the checkpoint.
             context_length: A lower limit than the checkpoint's ``max_position_embeddings``.
-            between_texts: What ``read_messages`` puts between the texts of one message.
+            between_texts: As the attribute.
 
         Raises:
             FileNotFoundError: The directory has no tokenizer or no ``config.json``.
             ValueError: There is no limit of the context.
         """
         directory = Path(checkpoint)
-        self._between_texts = between_texts
+        self.between_texts = between_texts
         tokenizer = load_tokenizer(directory)
         self.tokenizer = TextTokenizer(tokenizer)
         config = read_json(_required(directory / "config.json"))
@@ -240,28 +241,6 @@ class PromptEncoder:
                 param="messages",
                 code="invalid_value",
             ) from exc
-
-    def read_messages(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        template_options: Mapping[str, Any] | None = None,
-        *,
-        add_special_tokens: bool = False,
-    ) -> list[int]:
-        """Token ids of a conversation in text, even if they are more than the context holds.
-
-        Args:
-            messages: ``{"role", "content"}`` with the content as a list of texts.
-            template_options: Further variables of the template.
-            add_special_tokens: Add the tokenizer's own tokens before and after.
-
-        Raises:
-            RequestError: As for ``render``.
-        """
-        plain = [{**each, "content": self._between_texts.join(each["content"])} for each in messages]
-        return self.tokenizer.encode(
-            self.render(plain, template_options), add_special_tokens=add_special_tokens
-        )
 
     def read_prompt(
         self, prompt: str, *, parse_special_tokens: bool = False, add_special_tokens: bool = True

@@ -27,11 +27,15 @@ ACTS: dict[str, dict[str, Any]] = {
     "/generate": {"json": {"text": "hi"}},
     "/tokenize": {"json": {"prompt": "hi"}},
     "/detokenize": {"json": {"tokens": [1]}},
+    "/v1/responses": {"json": {"input": "hi"}},
+    "/v1/responses/{response_id}/cancel": {},
+    "/v1/embeddings": {"json": {"input": "hi"}},
     "/abort_request": {"json": {"rid": "x"}},
     "/flush_cache": {},
 }
 READS = ("/", "/get_load", "/get_model_info", "/get_server_info", "/health", "/health_generate", "/metrics")
 READS += ("/model_info", "/openapi.json", "/v1/models", "/v1/models/{name:path}")
+READS += ("/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")
 
 
 def bearer(key: str) -> dict[str, str]:

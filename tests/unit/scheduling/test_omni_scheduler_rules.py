@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from scheduler_runs import running
 
 from sglang_omni.engines.request import EngineRequest, FinishReason
-from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -98,9 +99,11 @@ class Stage:
             abort_callback=self.on_abort,
         )
 
-    def build(self, payload: StagePayload) -> EngineRequest:
+    def build(self, payload: StagePayload) -> EngineRequest | Future[EngineRequest]:
         if payload.data is None:
             raise KeyError("no prompt")
+        if isinstance(payload.data, Future):
+            return payload.data
         return EngineRequest(payload.request_id, list(payload.data))
 
     @staticmethod
@@ -112,7 +115,7 @@ class Stage:
         if request_id == "cursed":
             raise OSError("the callback failed")
 
-    def submit(self, request_id: str, prompt: list[int] | None) -> None:
+    def submit(self, request_id: str, prompt: list[int] | Future[EngineRequest] | None) -> None:
         self.put(request_id, "new_request", StagePayload(request_id, OmniRequest(None), prompt))
 
     def put(self, request_id: str, type: Any, data: Any = None) -> None:
@@ -147,6 +150,42 @@ def test_what_streams_in_before_the_request_waits_for_it(stage: Stage) -> None:
     stage.put("r", "stream_chunk", 9)
 
     assert stage.result() == ("r", ([1, 7, 8, 9], "stop"))
+
+
+def test_a_request_that_is_built_later_keeps_no_other_waiting(stage: Stage) -> None:
+    later: Future[EngineRequest] = Future()
+    stage.submit("later", later)
+    stage.put("later", "stream_chunk", 9)
+    stage.submit("now", [1, 2])
+    assert stage.result() == ("now", ([1, 2], "stop"))
+    assert not stage.engine.has_work
+
+    later.set_result(EngineRequest("later", [3, -1]))
+    assert stage.result() == ("later", ([3, 9], "stop"))
+
+
+def test_a_request_that_cannot_be_built_later_is_its_own_error(stage: Stage) -> None:
+    later: Future[EngineRequest] = Future()
+    stage.submit("later", later)
+    later.set_exception(RequestError("regex: nothing matches"))
+    message = stage.next()
+    assert (message.request_id, message.type, str(message.data)) == (
+        "later",
+        "error",
+        "regex: nothing matches",
+    )
+    stage.settle()
+
+
+def test_a_request_that_is_aborted_before_it_is_built_never_runs(stage: Stage) -> None:
+    later: Future[EngineRequest] = Future()
+    stage.submit("later", later)
+    stage.scheduler.abort("later")
+    stage.settle()
+    later.set_result(EngineRequest("later", [3]))
+    stage.settle()
+    assert stage.aborted == ["later"]
+    assert not stage.engine.has_work
 
 
 def test_a_stream_that_had_ended_before_the_request_came_ends_it(stage: Stage) -> None:

@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu, visible_gpus
-from sglang_omni.models.prompts import encoder_of
+from sglang_omni.models.prompts import prompts_of
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.memory import stage_demand
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
-from sglang_omni.preprocessing.text import PromptEncoder
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
 _ENCODERS = ["image_encoder", "audio_encoder"]
@@ -128,9 +128,9 @@ class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
     output_modalities: ClassVar[tuple[str, ...]] = ("text",)
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
-    def prompt_encoder(self) -> PromptEncoder:
+    def chat_prompts(self) -> ChatPrompts:
         """The checkpoint's tokenizer and chat template, which joins the texts of a message."""
-        return encoder_of(self, self.model_path, between_texts="")
+        return prompts_of(self, self.model_path, between_texts="")
 
     name: str | None = "qwen3-omni"
     stages: list[StageConfig] = Field(default_factory=thinker_stages)

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.models.prompts import encoder_of
+from sglang_omni.models.prompts import prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
 from sglang_omni.packages import install_line
 from sglang_omni.preprocessing.request_params import RequestParams
-from sglang_omni.preprocessing.text import PromptEncoder
 
 _PACKAGE = "sglang_omni.models.speech_chat"
 
@@ -95,9 +95,9 @@ class SpeechChatPipelineConfig(PipelineConfig):
         default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE", "ORT_DISABLE_TELEMETRY": "1"}
     )
 
-    def prompt_encoder(self) -> PromptEncoder:
+    def chat_prompts(self) -> ChatPrompts:
         """The language model's tokenizer and chat template."""
-        return encoder_of(self, self._checkpoint())
+        return prompts_of(self, self._checkpoint())
 
     def _checkpoint(self) -> Path:
         """The language model's directory; the bundled one's is made as its stage starts."""

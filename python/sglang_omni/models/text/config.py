@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.models.memory import text_model_demand
-from sglang_omni.models.prompts import encoder_of
+from sglang_omni.models.prompts import prompts_of
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
-from sglang_omni.preprocessing.text import PromptEncoder
 
 _PACKAGE = "sglang_omni.models.text"
 
@@ -50,9 +50,9 @@ class TextPipelineConfig(PipelineConfig):
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
 
-    def prompt_encoder(self) -> PromptEncoder:
+    def chat_prompts(self) -> ChatPrompts:
         """The checkpoint's tokenizer and chat template."""
-        return encoder_of(self, self.model_path)
+        return prompts_of(self, self.model_path)
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""

@@ -18,11 +18,13 @@ from sglang_omni.serve.api.auth import Guard
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.chat import chat_routes
 from sglang_omni.serve.api.completions import completion_routes
+from sglang_omni.serve.api.embeddings import embedding_routes
 from sglang_omni.serve.api.generate import generate_routes
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.request_ids import RequestIds
+from sglang_omni.serve.api.responses import response_routes
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.tokenize import tokenize_routes
@@ -81,7 +83,9 @@ def create_app(
         speech_routes,
         transcription_routes,
         generate_routes,
+        response_routes,
         tokenize_routes,
+        embedding_routes,
         admin_routes,
         page_routes,
     ):

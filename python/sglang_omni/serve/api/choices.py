@@ -63,14 +63,17 @@ class Choices:
         return len(self._requests)
 
     async def complete(self) -> list[CompletionResult]:
-        """The whole answers."""
+        """The whole answers. The log-probabilities of a prompt are those that its first answer told."""
         begun = self._begun()
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._whole(index, begun)) for index in range(len(self))]
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        results = [task.result() for task in tasks]
+        for index, result in enumerate(results):
+            result.prompt_logprobs = results[index - index % self.per_prompt].prompt_logprobs
+        return results
 
     async def stream(self) -> AsyncGenerator[tuple[int, CompletionStreamChunk], None]:
         """Yields each answer's index with what is new of it, as they come."""
@@ -124,6 +127,8 @@ class Choices:
         if index % self.per_prompt:
             if not await lead:
                 return CompletionResult(request_id, "", finish_reason="abort")
+            # To be told again, they would be computed again, and the prompt not be found in the cache.
+            request = replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
         elif self.per_prompt > 1:
             request = replace(request, stream=True)
 

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.client import (
     CompletionResult,
     GenerateRequest,
@@ -233,11 +234,11 @@ async def _texts(server: AppState, prompts: list[str | list[int]]) -> list[str]:
     """The prompts as text."""
     if all(isinstance(prompt, str) for prompt in prompts):
         return [str(prompt) for prompt in prompts]
-    return await server.prompts.run(
-        lambda encoder: [
-            prompt if isinstance(prompt, str) else encoder.tokenizer.decode(prompt) for prompt in prompts
-        ]
-    )
+    return await server.prompts.run(lambda chats: [_text(chats, prompt) for prompt in prompts])
+
+
+def _text(chats: ChatPrompts, prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else chats.prompts.tokenizer.decode(prompt)
 
 
 def prompt_params(body: CompletionRequest | NativeRequest) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -83,7 +84,7 @@ def spelled(names: Mapping[str, str]) -> Iterator[None]:
         name = names.get(exc.param or "")
         if name is None or exc.param is None:
             raise
-        message = exc.message.replace(exc.param, name, 1)
+        message = re.sub(rf"(?<!\w){re.escape(exc.param)}(?!\w)", name, exc.message)
         raise RequestError(message, param=name, code=exc.code, status=exc.status) from exc
 
 

@@ -17,8 +17,8 @@ from sglang_omni.serve.api.metrics import Metrics
 _MOST_DROPPED = 2**30
 # Bytes of each body that do not count towards the limit on all: large ones must not keep small ones out.
 _UNCOUNTED = 65_536
-# Administration has to reach a server that is full.
-_WITHOUT_PLACE = {"/abort_request", "/flush_cache"}
+# Paths that begin so: administration and cancelling have to reach a server that is full.
+_WITHOUT_PLACE = ("/abort_request", "/flush_cache", "/v1/responses/")
 
 
 class BodyLimit:
@@ -71,7 +71,8 @@ class Gate:
         self.admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_PLACE:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        if not is_post or scope["path"].startswith(_WITHOUT_PLACE):
             await self.app(scope, receive, send)
             return
         if self.admission.is_full:

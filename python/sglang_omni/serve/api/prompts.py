@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.client import RequestError
-from sglang_omni.preprocessing.text import PromptEncoder
 
 T = TypeVar("T")
 
@@ -20,9 +20,9 @@ class Prompts:
         load: Loads the tokenizer; None if the pipeline names none.
     """
 
-    def __init__(self, load: Callable[[], PromptEncoder] | None) -> None:
+    def __init__(self, load: Callable[[], ChatPrompts] | None) -> None:
         self._load = load
-        self._encoder: PromptEncoder | None = None
+        self._prompts: ChatPrompts | None = None
         # One thread: tokenizing must not take the cores from the stages.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
 
@@ -33,21 +33,21 @@ class Prompts:
         """
         if self._load is None:
             raise RequestError(
-                "this pipeline names no tokenizer: its config class has no prompt_encoder",
+                "this pipeline names no tokenizer: its config class has no chat_prompts",
                 code="unsupported_task",
             )
 
-    async def run(self, work: Callable[[PromptEncoder], T]) -> T:
+    async def run(self, work: Callable[[ChatPrompts], T]) -> T:
         """What ``work`` returns; it runs in the thread.
 
         Raises:
             RequestError: The pipeline has no tokenizer, or ``work`` refuses the request.
         """
         self.check()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._with_encoder, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._with_prompts, work)
 
-    def _with_encoder(self, work: Callable[[PromptEncoder], T]) -> T:
-        if self._encoder is None:
+    def _with_prompts(self, work: Callable[[ChatPrompts], T]) -> T:
+        if self._prompts is None:
             assert self._load is not None
-            self._encoder = self._load()
-        return work(self._encoder)
+            self._prompts = self._load()
+        return work(self._prompts)

@@ -7,9 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.client import RequestError
 from sglang_omni.preprocessing.messages import parse_messages
-from sglang_omni.preprocessing.text import PromptEncoder
+from sglang_omni.proto import OmniRequest
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.protocol.content import ChatMessage
 from sglang_omni.serve.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -24,19 +25,20 @@ def tokenize_routes(server: AppState) -> APIRouter:
         """Token ids of a prompt or of messages, as a completion or a chat would have them."""
         server.check_model(body.model)
         _check(body)
-        return JSONResponse(await server.prompts.run(lambda encoder: _tokenized(encoder, body)))
+        return JSONResponse(await server.prompts.run(lambda chats: _tokenized(chats, body)))
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> JSONResponse:
         """The text of token ids, control tokens included."""
         server.check_model(body.model)
-        text = await server.prompts.run(lambda encoder: _text(encoder, body.tokens))
+        text = await server.prompts.run(lambda chats: _text(chats, body.tokens))
         return JSONResponse({"prompt": text})
 
     return router
 
 
-def _tokenized(encoder: PromptEncoder, body: TokenizeRequest) -> dict[str, Any]:
+def _tokenized(chats: ChatPrompts, body: TokenizeRequest) -> dict[str, Any]:
+    encoder = chats.prompts
     if body.messages is None:
         ids = encoder.read_prompt(
             body.prompt or "",
@@ -44,11 +46,8 @@ def _tokenized(encoder: PromptEncoder, body: TokenizeRequest) -> dict[str, Any]:
             add_special_tokens=body.add_special_tokens is not False,
         )
     else:
-        turns = [message.model_dump(exclude_none=True) for message in body.messages]
-        messages, _ = parse_messages(turns, ())
-        ids = encoder.read_messages(
-            messages, body.chat_template_kwargs, add_special_tokens=bool(body.add_special_tokens)
-        )
+        text = _rendered(chats, body, [message.model_dump(exclude_none=True) for message in body.messages])
+        ids = encoder.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
     return {
         "count": len(ids),
         "max_model_len": encoder.context_length,
@@ -57,7 +56,18 @@ def _tokenized(encoder: PromptEncoder, body: TokenizeRequest) -> dict[str, Any]:
     }
 
 
-def _text(encoder: PromptEncoder, token_ids: list[int]) -> str:
+def _rendered(chats: ChatPrompts, body: TokenizeRequest, turns: list[dict[str, Any]]) -> str:
+    messages, _ = parse_messages(turns, ())
+    between = chats.prompts.between_texts
+    plain = [{**message, "content": between.join(message["content"])} for message in messages]
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    params = {"tools": tools, "chat_template_kwargs": body.chat_template_kwargs}
+    text, _ = chats.render(plain, OmniRequest(inputs=None, params=params))
+    return text
+
+
+def _text(chats: ChatPrompts, token_ids: list[int]) -> str:
+    encoder = chats.prompts
     for index, token_id in enumerate(token_ids):
         if token_id >= encoder.vocab_size:
             raise RequestError(
@@ -75,8 +85,9 @@ def _check(body: TokenizeRequest) -> None:
             param="prompt",
             code="missing_required_parameter" if body.prompt is None else "invalid_value",
         )
-    if body.messages is None and body.chat_template_kwargs:
-        raise _of_no_use("chat_template_kwargs", "messages")
+    for name in ("chat_template_kwargs", "tools"):
+        if body.messages is None and getattr(body, name):
+            raise _of_no_use(name, "messages")
     if body.messages is not None and body.parse_special_tokens:
         raise _of_no_use("parse_special_tokens", "a prompt")
     for index, message in enumerate(body.messages or ()):
