@@ -17,6 +17,7 @@ import openai
 import pytest
 from fake_hub import FakeHub, fake_hub
 from fleet import Fleet
+from openai.types import CompletionChoice
 from tiny_checkpoints import VOCAB_SIZE, TinyCheckpoint, with_tokenizer
 
 PROMPT = [5, 7, 11, 150, 3]
@@ -138,6 +139,42 @@ def test_seeds_make_answers_that_differ_and_can_be_asked_for_again(served: Serve
     assert len(set(four)) == 4
     assert texts(4, 3) == four
     assert texts(1, 6) == four[3:]
+
+
+def test_log_probabilities_are_transformers(served: Served) -> None:
+    import torch
+
+    answer = served.client.completions.create(
+        model=served.name, prompt=PROMPT, max_tokens=6, temperature=0, echo=True, logprobs=2, n=2
+    )
+    token_ids = PROMPT + served.checkpoint.greedy(PROMPT, 6)
+    with torch.no_grad():
+        scores = served.checkpoint.model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+    expected = [scores[index, token].item() for index, token in enumerate(token_ids[1:])]
+    for choice in answer.choices:
+        told = choice.logprobs
+        assert told is not None
+        assert told.tokens == [f"t{token}" for token in token_ids]
+        assert told.token_logprobs is not None
+        assert told.token_logprobs[0] is None
+        assert told.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+        assert told.top_logprobs is not None
+        assert len(told.top_logprobs[-1]) == 2
+
+    best = served.client.completions.create(
+        model=served.name, prompt=PROMPT, max_tokens=6, temperature=1.5, best_of=6, n=2, logprobs=0, seed=1
+    )
+    every = served.client.completions.create(
+        model=served.name, prompt=PROMPT, max_tokens=6, temperature=1.5, n=6, logprobs=0, seed=1
+    )
+    likeliest = sorted((mean(choice) for choice in every.choices), reverse=True)
+    assert [mean(choice) for choice in best.choices] == pytest.approx(likeliest[:2])
+
+
+def mean(choice: CompletionChoice) -> float:
+    assert choice.logprobs is not None
+    values = [value for value in choice.logprobs.token_logprobs or () if value is not None]
+    return sum(values) / len(values)
 
 
 def test_tokens_of_texts_and_texts_of_tokens(served: Served) -> None:

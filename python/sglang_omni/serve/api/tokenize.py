@@ -60,7 +60,8 @@ def _rendered(chats: ChatPrompts, body: TokenizeRequest, turns: list[dict[str, A
     messages, _ = parse_messages(turns, ())
     between = chats.prompts.between_texts
     plain = [{**message, "content": between.join(message["content"])} for message in messages]
-    params = {"tools": body.tools, "chat_template_kwargs": body.chat_template_kwargs}
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    params = {"tools": tools, "chat_template_kwargs": body.chat_template_kwargs}
     text, _ = chats.render(plain, OmniRequest(inputs=None, params=params))
     return text
 

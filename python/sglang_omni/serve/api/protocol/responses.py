@@ -311,7 +311,7 @@ class ResponsesRequest(SamplingFields, ExtensionFields):
     store: bool = True
     max_output_tokens: Count | None = None
     text: TextOptions = Field(default_factory=TextOptions)
-    tools: Annotated[list[Tool], at_most(128)] | None = None
+    tools: Annotated[list[Tool], at_most(1024)] | None = None
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions | None = None

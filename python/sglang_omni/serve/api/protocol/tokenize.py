@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from sglang_omni.serve.api.fields import ApiModel, Name, OnlyFalse, OnlyTrue, TokenId, at_most
 from sglang_omni.serve.api.protocol.content import ChatMessage
+from sglang_omni.serve.api.protocol.tools import Tools
 
 
 class TokenizeRequest(ApiModel):
@@ -24,7 +25,7 @@ class TokenizeRequest(ApiModel):
     parse_special_tokens: bool = False
     return_token_strs: bool = False
     chat_template_kwargs: dict[Name, Any] | None = None
-    tools: Annotated[list[dict[str, Any]], at_most(128)] | None = None
+    tools: Tools | None = None
     add_generation_prompt: OnlyTrue = None
     continue_final_message: OnlyFalse = None
 
