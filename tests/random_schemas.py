@@ -56,7 +56,9 @@ def _integer(rng: random.Random, depth: int, defs: list[str]) -> dict[str, Any]:
     if rng.random() < 0.7:
         schema[rng.choice(["minimum", "exclusiveMinimum"])] = least
     if rng.random() < 0.7:
-        schema[rng.choice(["maximum", "exclusiveMaximum"])] = least + 2 + rng.randrange(1500)
+        schema[rng.choice(["maximum", "exclusiveMaximum"])] = least + 20 + rng.randrange(1500)
+    if rng.random() < 0.2:
+        schema["multipleOf"] = rng.randrange(2, 9)
     return schema
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,3 +235,42 @@ def test_defaults_are_the_checkpoints_own(
 def test_a_model_path_that_leads_nowhere_says_what_would_do() -> None:
     with pytest.raises(FileNotFoundError, match=r"'/no/such/place' is no directory.*'speech-chat'"):
         checkpoint_directory("/no/such/place")
+
+
+def test_reasoning_and_calls_of_an_answer_are_told_apart(
+    thinker: OmniScheduler, prompts: PromptEncoder
+) -> None:
+    # The model may write nothing else.
+    call = '{"name": "weather", "arguments": {"city": "Ulm"}}'
+    text = f"<think>\nWhich city?\n</think>\n\nI look.\n<tool_call>\n{call}\n</tool_call>"
+    reading = {
+        "calls": "hermes",
+        "thinking": "qwen3",
+        "inside": False,
+        "sampling": {"regex": re.escape(text)},
+    }
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    params = {"stream": True, "temperature": 0.0, "max_new_tokens": 200, "tools": tools}
+    request = OmniRequest(None, params, {"task": "chat", "output_modalities": ["text", "audio"]})
+    data = {
+        "prompt_token_ids": prompts.encode_messages([{"role": "user", "content": "Hi"}]),
+        "reading": reading,
+    }
+    thinker.inbox.put(IncomingMessage("r", "new_request", StagePayload("r", request, data)))
+    chunks: dict[str, list[dict[str, Any]]] = {"coordinator": [], "speak": []}
+    while (message := thinker.outbox.get(timeout=60)).type == "stream":
+        chunks[message.target].append(message.data)
+    assert message.type == "result", message.data
+    result = decode(message.data).data
+
+    assert (result["text"], result["reasoning"]) == ("I look.", "Which city?")
+    (called,) = result["tool_calls"]
+    assert (called["name"], called["arguments"]) == ("weather", '{"city": "Ulm"}')
+    assert result["finish_reason"] == "tool_calls"
+    for name in ("text", "reasoning"):
+        assert "".join(chunk.get(name, "") for chunk in chunks["coordinator"]) == result[name]
+    told = [each["arguments"] for chunk in chunks["coordinator"] for each in chunk.get("tool_calls", ())]
+    assert len(told) > 3
+    assert "".join(told) == '{"city": "Ulm"}'
+    # What is spoken is the content.
+    assert "".join(chunk["text"] for chunk in chunks["speak"]) == "I look."

@@ -72,15 +72,17 @@ class BatchBuilder:
             ordered,
             forward,
             [c.request.sampling_row(self._vocab_size) for c in ordered if c.samples],
-            _prompt_rows(ordered, rows.spans),
+            rows.prompts,
         )
 
     def _rows(self, chunks: list[Chunk]) -> _Rows:
-        rows = _Rows([], [[] for _ in range(3 if self._mrope else 1)], [], [], [], [])
+        rows = _Rows([], [[] for _ in range(3 if self._mrope else 1)], [], [], [], [], [])
         size = self._page_size
         for chunk in chunks:
             request, start = chunk.request, chunk.request.num_computed
             stop = start + chunk.num_tokens
+            if (scores := request.prompt_scores) is not None and not scores.complete:
+                rows.prompts.append(PromptRows(scores, start, len(rows.token_ids), chunk.num_tokens))
             rows.spans.append(
                 SequenceSpan(request.state, start, chunk.num_tokens, len(rows.token_ids), chunk.samples)
             )
@@ -267,6 +269,7 @@ class _Rows(NamedTuple):
     logit_rows: list[int]
     spans: list[SequenceSpan]
     pages: list[list[int]]
+    prompts: list[PromptRows]
 
     def place(self, numbers: _Numbers) -> _RowParts:
         everything = len(self.logit_rows) == len(self.token_ids)
@@ -305,14 +308,6 @@ class _RowParts(NamedTuple):
             pages=rows.pages,
             paged=paged,
         )
-
-
-def _prompt_rows(chunks: list[Chunk], spans: list[SequenceSpan]) -> list[PromptRows]:
-    return [
-        PromptRows(scores, span.start, span.first_row, span.num_tokens)
-        for chunk, span in zip(chunks, spans, strict=True)
-        if (scores := chunk.request.prompt_scores) is not None and not scores.complete
-    ]
 
 
 def _is_generated(chunk: Chunk) -> bool:

@@ -161,11 +161,21 @@ def _check_types(schema: dict[str, Any], where: str, param: str) -> None:
                 )
     if lengths and not texts:
         _write_lengths(schema)
-    patterns = schema.get("patternProperties")
+    if "multipleOf" in schema and schema.get("type") != "integer":
+        _refuse(param, f"{where}: 'multipleOf' is supported only of type 'integer'")
+    _check_properties(schema, where, param)
+
+
+def _check_properties(schema: Mapping[str, Any], where: str, param: str) -> None:
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties")
     if isinstance(patterns, Mapping) and ("properties" in schema or len(patterns) > 1):
         _refuse(param, f"{where}: 'patternProperties' beside other properties is not supported")
-    if "required" in schema and "properties" not in schema:
-        _refuse(param, f"{where}: 'required' without 'properties' is not supported; name them there")
+    if "propertyNames" in schema and "properties" in schema:
+        _refuse(param, f"{where}: 'propertyNames' beside 'properties' is not supported")
+    required = schema.get("required", ())
+    for name in required if isinstance(required, list) else ():
+        if isinstance(named, Mapping) and name not in named:
+            _refuse(param, f"{where}: {name!r:.100} in 'required' must be among 'properties'")
     free = schema.get("additionalProperties") or "patternProperties" in schema or "properties" not in schema
     least = schema.get("minProperties", 0)
     if free and isinstance(least, int) and least > 1:

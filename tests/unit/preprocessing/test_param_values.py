@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS as FISH
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS as QWEN
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS as SPEECH_CHAT
 from sglang_omni.preprocessing.request_params import check_params
@@ -111,3 +112,29 @@ def test_engines_bound_what_they_look_for_in_each_step(params: dict[str, Any]) -
     with pytest.raises(RequestError, match="at most") as refused:
         RequestSampling.from_params(params)
     assert refused.value.param in params
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "logit_bias",
+            {"5": 1.5, 6: -100},
+            ([5], {"a": 1}, {"5": "x"}, {"5": 101}, {str(i): 1 for i in range(1025)}),
+        ),
+        ("logprobs", 20, (2.5, -1, 21)),
+        ("prompt_logprobs", 0, ("1", 21)),
+        ("json_schema", "{}", ({}, "", "a" * 65537)),
+        ("regex", "a", (5, "")),
+        ("ebnf", 'root ::= "a"', (5, "")),
+        ("structural_tag", "{}", ({}, "")),
+    ],
+)
+def test_what_only_texts_can_be_asked(name: str, good: Any, bad: tuple[Any, ...]) -> None:
+    for takes in (QWEN, SPEECH_CHAT):
+        check_params("chat", {name: good, "stage_params": {"thinker": {name: good}}}, takes, spoken=True)
+        for value in bad:
+            assert refusal(takes, {name: value}).param == name
+            assert refusal(takes, {"stage_params": {"thinker": {name: value}}}).param is not None
+    assert refusal(FISH, {name: good}, task="speech").code == "unsupported_parameter"
+    assert refusal(QWEN, {"stage_params": {"talker": {name: good}}}).code == "unknown_parameter"

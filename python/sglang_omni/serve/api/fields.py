@@ -98,15 +98,11 @@ def _written(value: Any) -> str:
 # For OpenAI's fields that no pipeline here can honour: a value other than their harmless default is an
 # error, never ignored.
 OnlyNone = _must_be(None)
-OnlyOne = _must_be(1)
 OnlyZero = _must_be(0)
 OnlyFalse = _must_be(False)
 OnlyTrue = _must_be(True)
 OnlyEmptyList = _must_be([])
-OnlyEmptyDict = _must_be({})
 OnlyEmptyText = _must_be("")
-OnlyText = _must_be({"type": "text"})
-OnlyNoTools = _must_be("none", "auto")
 OnlyDefaultTier = _must_be("auto", "default")
 OnlyFormFalse = _must_be(_Form("false"), _Form("False"))
 OnlyFormZero = _must_be(_Form("0"), _Form("0.0"))

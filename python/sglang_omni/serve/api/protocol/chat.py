@@ -15,6 +15,7 @@ from sglang_omni.serve.api.fields import (
     OnlyDefaultTier,
     OnlyFalse,
     OnlyNone,
+    OnlyTrue,
     RepetitionPenalty,
     SamplingFields,
     Temperature,
@@ -80,6 +81,10 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    # SGLang's and vLLM's: reasoning is always told, as it comes, and apart from the content.
+    separate_reasoning: OnlyTrue = None
+    stream_reasoning: OnlyTrue = None
+    include_reasoning: OnlyTrue = None
 
     # Of no effect on the answer.
     user: Name | None = None
