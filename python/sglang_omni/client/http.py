@@ -441,10 +441,24 @@ def _tool_calls(message: dict[str, Any]) -> list[ToolCall]:
 
 
 def _logprobs(choice: dict[str, Any]) -> list[TokenLogprob]:
-    """Those of a chat's tokens; an id that a server does not tell is -1."""
+    """Those of a chat's tokens, or in the lists of a completion; an id that a server does not tell is -1."""
+    told = choice.get("logprobs") or {}
+    if "tokens" in told:
+        lists = (
+            told["tokens"],
+            told["token_logprobs"],
+            told.get("top_logprobs") or [None] * len(told["tokens"]),
+        )
+        return [
+            replace(
+                _logprob({"token": token, "logprob": logprob}),
+                top=[_logprob({"token": each, "logprob": value}) for each, value in (top or {}).items()],
+            )
+            for token, logprob, top in zip(*lists, strict=True)
+        ]
     return [
         replace(_logprob(token), top=[_logprob(other) for other in token.get("top_logprobs") or ()])
-        for token in (choice.get("logprobs") or {}).get("content") or ()
+        for token in told.get("content") or ()
     ]
 
 

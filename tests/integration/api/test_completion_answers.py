@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from sglang_omni.client import Client, GenerateRequest, SamplingParams
+
 LOGPROBS = [
     {
         "token": word,
@@ -210,3 +212,14 @@ def test_embeddings_are_refused(api):
     with pytest.raises(openai.BadRequestError) as refused:
         api.embeddings.create(model="scripted", input="a")
     assert refused.value.code == "unsupported_task"
+
+
+async def test_our_own_client_reads_the_lists(base_url, pipeline):
+    pipeline.more = {"logprobs": LOGPROBS}
+    request = GenerateRequest(prompt="Hi", sampling=SamplingParams(logprobs=1))
+    async with Client(base_url) as client:
+        result = await client.completion(request)
+        streamed = [token async for chunk in client.completion_stream(request) for token in chunk.logprobs]
+    for told in (result.logprobs, streamed):
+        assert [(token.token, token.logprob) for token in told] == [("Hel", -1.0), ("lo", -2.0), (".", -3.0)]
+        assert {other.token for other in told[0].top} == {"x", "Hel"}
