@@ -26,6 +26,7 @@ class ThinkerPrompt:
         token_ids: The expected answer.
         hidden: (m, H), expected ``media_hidden``.
         max_tokens: Of the answer, which may end before.
+        logprobs: (T, vocab_size), expected log-probabilities of the token after each of the prompt's.
     """
 
     prompt_token_ids: list[int]
@@ -38,6 +39,7 @@ class ThinkerPrompt:
     hidden: Tensor
     vocab_size: int
     max_tokens: int
+    logprobs: Tensor
 
     @classmethod
     def of(
@@ -54,14 +56,15 @@ class ThinkerPrompt:
             prefill = calls[0]
             delta = int(thinker.rope_deltas) if thinker.rope_deltas is not None else 0
             with torch.no_grad():
-                seen = thinker.model(
+                outputs = thinker.model(
                     inputs_embeds=prefill["inputs_embeds"],
                     position_ids=prefill["position_ids"],
                     attention_mask=prefill.get("attention_mask"),
                     visual_pos_masks=prefill.get("visual_pos_masks"),
                     deepstack_visual_embeds=prefill.get("deepstack_visual_embeds"),
                     output_hidden_states=True,
-                ).hidden_states
+                )
+                logits = thinker.lm_head(outputs.last_hidden_state[0]).float()
         finally:
             hook.remove()
         # transformers makes them floats, which never have a fraction.
@@ -80,9 +83,10 @@ class ThinkerPrompt:
             visual_positions=visual.nonzero().squeeze(1),
             deepstack=tuple(prefill.get("deepstack_visual_embeds") or ()),
             positions=RotaryPositions(prefill["position_ids"][-3:, 0].long(), delta),
-            hidden=seen[tap][0, places].clone(),
+            hidden=outputs.hidden_states[tap][0, places].clone(),
             vocab_size=config.text_config.vocab_size,
             max_tokens=max_tokens,
+            logprobs=logits.log_softmax(dim=-1),
         )
 
     @property

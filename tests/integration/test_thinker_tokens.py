@@ -287,3 +287,32 @@ def test_what_fits_beside_no_held_request_waits_with_it(build_omni: Build, text:
     state.ready = 10_000
     finish(engine)
     assert held.output_token_ids == ready.output_token_ids == text.token_ids
+
+
+def test_log_probabilities_of_prompts_with_media(build: Build, prompts_of: PromptsOf) -> None:
+    prompts = prompts_of("default", 0)
+    engine = build("default", 0, chunked_prefill_size=64)
+    run(engine, requests_of(prompts))
+    scored = [
+        EngineRequest(
+            name,
+            prompt.prompt_token_ids,
+            RequestSampling(temperature=0.0, max_new_tokens=2, logprobs=0, prompt_logprobs=1),
+            state=prompt.request(name).state,
+            positions=prompt.positions,
+            key_token_ids=prompt.key_token_ids,
+        )
+        for name, prompt in prompts.items()
+    ]
+    run(engine, scored)
+
+    for request, prompt in zip(scored, prompts.values(), strict=True):
+        assert request.prompt_scores is not None
+        assert request.demands is not None
+        first, *scores = request.prompt_scores.scores
+        assert (first.token, first.logprob) == (prompt.prompt_token_ids[0], None)
+        assert [score.token for score in scores] == prompt.prompt_token_ids[1:]
+        expected = prompt.logprobs[torch.arange(len(scores)), prompt.prompt_token_ids[1:]]
+        assert [score.logprob for score in scores] == pytest.approx(expected.tolist(), abs=1e-4)
+        answer = request.demands.scores[0]
+        assert answer.logprob == pytest.approx(prompt.logprobs[-1, answer.token].item(), abs=1e-4)
