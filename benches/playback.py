@@ -105,9 +105,7 @@ def config(pipeline: str, policy: str, checkpoint: Path, codec_dim: int) -> Pipe
 
 
 def measured(pipeline: str, urls: dict[str, str], args: argparse.Namespace) -> list[list[str]]:
-    cases = [
-        (requests, apart) for requests in args.requests for apart in args.apart if requests > 1 or not apart
-    ]
+    cases = [(n, apart) for n in args.requests for apart in (args.apart if n > 1 else [0.0])]
     heard: dict[tuple[int, float, str], list[Heard]] = {}
     for number in range(args.rounds + 1):  # the first warms up
         progress(f"{pipeline}: round {number} of {args.rounds}")

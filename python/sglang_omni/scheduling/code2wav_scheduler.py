@@ -285,7 +285,12 @@ class _Code2WavSession(StreamSession):
         if self._playback is None or num_pieces == 0:
             return sizes[min(num_pieces, len(sizes) - 1)]
         in_hand = self._playback.in_hand_s(self._vocoder.clock()) / self._vocoder.frame_s
-        return max((size for size in sizes if size <= SHARE_OF_SOUND_IN_HAND * in_hand), default=sizes[0])
+        size = max((size for size in sizes if size <= SHARE_OF_SOUND_IN_HAND * in_hand), default=sizes[0])
+        if self._playback.underrun_s <= self._playback.seconds:
+            return size
+        # More silence than sound: there is far more work than time. Longer pieces are less work.
+        last = self._decoded[-1].shape[-1]
+        return max(size, next((longer for longer in sizes if longer > last), sizes[-1]))
 
     def end(self) -> Iterator[Any]:
         if self._frames:

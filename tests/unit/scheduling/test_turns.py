@@ -281,6 +281,16 @@ def test_more_listeners_than_can_be_served_share_the_gaps_and_take_no_longer() -
     assert deadline.clock.now < 1.05 * fcfs.clock.now
 
 
+def test_far_too_much_work_is_done_in_long_pieces() -> None:
+    """Four seconds of work for each second of eight listeners: small pieces would only add to it."""
+    _, fcfs, before = codec_run("fcfs", requests=8, apart=0.0, speed=4.0, frame_cost=0.04)
+    _, deadline, after = codec_run("deadline", requests=8, apart=0.0, speed=4.0, frame_cost=0.04)
+
+    assert len(after.sizes) <= 1.5 * len(before.sizes)
+    assert max(after.sizes) == 25
+    assert deadline.clock.now < 1.01 * fcfs.clock.now
+
+
 def test_samples_are_the_same_in_either_order() -> None:
     results = [codec_run(policy, requests=5, apart=0.3, speed=1.5)[1].results() for policy in POLICIES]
 
