@@ -158,9 +158,11 @@ class Session:
         began = time.perf_counter()
         await self.send("input_audio_buffer.commit")
         await self.send("response.create")
-        await self.until("response.output_audio.delta")
+        event = await self.until("response.output_audio.delta", "response.done")
         first = time.perf_counter() - began
-        response = (await self.until("response.done"))["response"]
+        if event["type"] != "response.done":
+            event = await self.until("response.done")
+        response = event["response"]
         # An answer may be as long as it was allowed to be.
         if response["status"] not in ("completed", "incomplete"):
             raise RuntimeError(json.dumps(response["status_details"]))
