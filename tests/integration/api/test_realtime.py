@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import json
 import wave
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import RATE
+from conftest import PATIENCE, RATE
 from realtime_client import CLIP, NO_TURNS, served
+from websockets.asyncio.client import connect
 
 from sglang_omni.serve.realtime import config, session
 from sglang_omni.serve.realtime.turns import SpeechStarted, SpeechStopped
@@ -265,3 +268,56 @@ async def test_functions() -> None:
         assert [call["id"] for call in messages[1]["tool_calls"]] == ["call_1", "call_2"]
         assert messages[2] == {"role": "tool", "tool_call_id": "call_1", "content": "no"}
         assert server.pipeline.last.params["tool_choice"] == "none"
+
+
+async def test_the_earlier_form_of_the_protocol() -> None:
+    async with served() as server:
+        server.pipeline.heard = "what I said"
+        url = f"ws://127.0.0.1:{server.port}/v1/realtime"
+        headers = {"openai-beta": "realtime=v1"}
+        async with connect(url, proxy=None, additional_headers=headers) as socket:
+            events: list[dict[str, Any]] = []
+
+            async def until(kind: str) -> dict[str, Any]:
+                async with asyncio.timeout(PATIENCE):
+                    async for text in socket:
+                        events.append(json.loads(text))
+                        assert events[-1]["type"] != "error", events[-1]
+                        if events[-1]["type"] == kind:
+                            return events[-1]
+                raise AssertionError(kind)
+
+            async def send(kind: str, **fields: Any) -> None:
+                await socket.send(json.dumps({"type": kind, **fields}))
+
+            shown = (await until("session.created"))["session"]
+            assert (shown["modalities"], shown["input_audio_format"]) == (["text", "audio"], "pcm16")
+            settings = {
+                "modalities": ["text", "audio"],
+                "voice": "default",
+                "output_audio_format": "g711_ulaw",
+                "input_audio_transcription": {"model": "whisper-1"},
+                "turn_detection": None,
+                "max_response_output_tokens": 9,
+            }
+            await send("session.update", session=settings)
+            shown = (await until("session.updated"))["session"]
+            assert shown["output_audio_format"] == "g711_ulaw"
+            assert shown["max_response_output_tokens"] == 9
+            assert shown["turn_detection"] is None
+            await send("input_audio_buffer.append", audio=base64.b64encode(CLIP).decode())
+            await send("input_audio_buffer.commit")
+            await send("response.create", response={"modalities": ["audio", "text"]})
+            response = (await until("response.done"))["response"]
+            assert response["modalities"] == ["text", "audio"]
+            assert response["output"][0]["content"] == [{"type": "audio", "transcript": "Hello."}]
+            kinds = [event["type"] for event in events]
+            for kind in (
+                "conversation.item.created",
+                "response.audio.delta",
+                "response.audio_transcript.done",
+            ):
+                assert kind in kinds
+            assert "conversation.item.done" not in kinds
+            assert not [kind for kind in kinds if "output_audio" in kind]
+            assert server.pipeline.last.params["max_new_tokens"] == 9

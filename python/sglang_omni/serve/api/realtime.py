@@ -14,6 +14,7 @@ from sglang_omni.serve.api.protocol.realtime import ClientSecretRequest
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.api.websockets import GOING_AWAY, POLICY_VIOLATION, chosen_subprotocol
+from sglang_omni.serve.realtime.beta import as_now, as_then, wants_beta
 from sglang_omni.serve.realtime.client_secrets import ClientSecret
 from sglang_omni.serve.realtime.config import default_config, updated
 from sglang_omni.serve.realtime.outbox import EventQueue
@@ -52,17 +53,17 @@ def realtime_routes(server: AppState) -> APIRouter:
             session = Session(server, model=model, config=config, owner=owner_of(websocket))
             await websocket.accept(chosen_subprotocol(websocket.scope, "realtime"))
             try:
-                await _converse(websocket, session)
+                await _converse(websocket, session, is_beta=wants_beta(websocket.scope))
             finally:
                 await session.close()
 
     return router
 
 
-async def _converse(websocket: WebSocket, session: Session) -> None:
+async def _converse(websocket: WebSocket, session: Session, *, is_beta: bool) -> None:
     session.begin()
-    receiving = asyncio.create_task(_receive(websocket, session))
-    sending = asyncio.create_task(_send(websocket, session.outbox))
+    receiving = asyncio.create_task(_receive(websocket, session, is_beta))
+    sending = asyncio.create_task(_send(websocket, session.outbox, is_beta))
     try:
         await asyncio.wait(
             {receiving, sending}, timeout=MAX_SECONDS_OF_SESSION, return_when=asyncio.FIRST_COMPLETED
@@ -76,7 +77,7 @@ async def _converse(websocket: WebSocket, session: Session) -> None:
         await asyncio.gather(receiving, sending, return_exceptions=True)
 
 
-async def _receive(websocket: WebSocket, session: Session) -> None:
+async def _receive(websocket: WebSocket, session: Session, is_beta: bool) -> None:
     """Take events until the client leaves."""
     while True:
         message = await websocket.receive()
@@ -86,15 +87,18 @@ async def _receive(websocket: WebSocket, session: Session) -> None:
         if text is None:
             # An event in a binary frame has the same bytes.
             text = (message.get("bytes") or b"").decode(errors="replace")
-        await session.receive(text)
+        await session.receive(text, as_now if is_beta else None)
 
 
-async def _send(websocket: WebSocket, outbox: EventQueue) -> None:
+async def _send(websocket: WebSocket, outbox: EventQueue, is_beta: bool) -> None:
     """Send events until the session is over, and then close."""
     try:
         while (event := await outbox.get()) is not None:
+            shown = as_then(event) if is_beta else event
+            if shown is None:
+                continue
             async with asyncio.timeout(_STALL_S):
-                await websocket.send_text(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
+                await websocket.send_text(json.dumps(shown, ensure_ascii=False, separators=(",", ":")))
         if outbox.has_overflowed:
             await websocket.close(POLICY_VIOLATION, "too much was left unread")
         else:

@@ -59,7 +59,7 @@ class Part:
         return fields
 
 
-@dataclass
+@dataclass(eq=False)
 class Item:
     """
     Attributes:

@@ -127,12 +127,18 @@ class Session:
             **self.config.shown(),
         }
 
-    async def receive(self, text: str) -> None:
-        """Take one event of the client's, as JSON. What is wrong with it is told in an event."""
+    async def receive(
+        self, text: str, translated: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    ) -> None:
+        """Take one event of the client's, as JSON. What is wrong with it is told in an event.
+
+        Args:
+            translated: Gives an event of another form of the protocol in this one's names.
+        """
         fields: dict[str, Any] = {}
         try:
             fields = parse_event(text)
-            event = read_event(fields)
+            event = read_event(translated(fields) if translated else fields)
             await self._handlers[type(event)](event)
         except Exception as exc:  # noqa: BLE001  # it is told to the client
             event_id = fields.get("event_id")
@@ -318,6 +324,8 @@ class Session:
                 code="rate_limit_exceeded",
             )
         spoken = _last_spoken(asked)
+        if not any(item is spoken for item in self.conversation.items):
+            spoken = None
         response = Response(
             self._server,
             self.outbox,
