@@ -91,6 +91,12 @@ async def test_what_is_not_played_any_more_is_cut_from_the_conversation() -> Non
             assert said["role"] == "assistant"
             assert "word0" in said["content"]
             assert "word59" not in said["content"]
+            # Browsers take no such messages.
+            caller.send(
+                "conversation.item.retrieve",
+                item_id=caller.of("response.done")[1]["response"]["output"][0]["id"],
+            )
+            assert (await caller.wait("error"))["error"]["code"] == "event_too_large"
         await server.is_free()
 
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from fractions import Fraction
-from typing import Any
 
 import av
 from aiortc import (
@@ -35,6 +34,8 @@ logging.getLogger("aioice").setLevel(logging.WARNING)
 CHANNEL = "oai-events"
 # A client that has not connected by then does not.
 CONNECT_TIMEOUT_S = 30.0
+# Browsers take no longer messages: an item's sound, when it is retrieved, may be longer.
+MAX_EVENT_BYTES = 256 * 2**10
 # Events wait in the session's outbox, which has a bound, rather than in the channel.
 _CHANNEL_BYTES = 2**20
 _LAST_EVENTS_S = 1.0
@@ -131,13 +132,13 @@ class Peer:
         """The client's next event; None once the connection is over."""
         return await self._events.get()
 
-    async def send(self, event: dict[str, Any]) -> None:
-        """Sends an event; waits while too much is on its way."""
+    async def send(self, event: str) -> None:
+        """Sends an event as JSON; waits while too much is on its way."""
         channel = await self._channel
         while channel.bufferedAmount > _CHANNEL_BYTES and not self.closed.is_set():
             await asyncio.sleep(0.02)
         if channel.readyState == "open":
-            channel.send(json.dumps(event))
+            channel.send(event)
 
     async def hear(self, add: Callable[[Samples], Awaitable[None]]) -> None:
         """Gives what the microphone records to ``add``, float32 of shape (n,) at 24 kHz, until it ends."""
@@ -232,7 +233,12 @@ class Call:
 
     async def _send(self) -> None:
         while (event := await self._session.outbox.get()) is not None:
-            await self._peer.send(event)
+            text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+            if len(text.encode()) > MAX_EVENT_BYTES:
+                too_long = f"{event['type']} has over {MAX_EVENT_BYTES} bytes, the limit of a data channel"
+                self._session.tell_error(RequestError(too_long, code="event_too_large"))
+                continue
+            await self._peer.send(text)
 
     async def _hear(self, samples: Samples) -> None:
         # A microphone goes on when the buffer is full: the client is told once.
