@@ -29,6 +29,8 @@ CHANGES = [
     "POST /add_worker?url=http://127.0.0.1:9",
     "POST /remove_worker?url=http://127.0.0.1:9",
     "POST /flush_cache",
+    "POST /start_profile",
+    "POST /stop_profile",
 ]
 READS = ["GET /workers", "GET /workers/0", "GET /list_workers", "GET /get_server_info", "GET /server_info"]
 

@@ -71,6 +71,20 @@ async def test_without_torch_the_log_says_so_and_the_stage_serves_on(
         await one.still_works()
 
 
+async def test_activities_that_the_process_lacks_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    profiler = StageProfiler("a")
+    profiler.start(ProfilerStartMessage("run", str(tmp_path / "{stage}"), ["GPU"]))
+    await started(profiler)
+    await profiler.finish()
+    assert "there is no GPU to profile in this process" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_a_process_has_one_profile_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import torch  # noqa: F401
 

@@ -6,7 +6,7 @@ import time
 from typing import TypedDict
 
 # Steps that are told one by one; of later ones only their number and time.
-_MOST_STEPS = 32
+_MOST_STEPS = 16
 # Payloads and streams from and to other stages that are told.
 _MOST_HOPS = 32
 

@@ -58,7 +58,7 @@ def profile_routes(server: AppState) -> APIRouter:
         profile_id = f"{body.profile_id or time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = Path(body.output_dir or _default_folder())
         try:
-            await asyncio.to_thread(lambda: folder.mkdir(parents=True, exist_ok=True))
+            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         except OSError as exc:
             raise RequestError(f"output_dir: {exc}", param="output_dir", code="invalid_value") from exc
         if body.activities:

@@ -30,7 +30,7 @@ class Slice:
 
 
 @dataclass(slots=True)
-class Hop:
+class HopAt:
     """What an instance sent (``is_sent``) to ``peer`` or got from it at a time."""
 
     is_sent: bool
@@ -45,7 +45,7 @@ class Visit:
 
     instance: str
     slice: Slice
-    hops: list[Hop]
+    hops: list[HopAt]
 
 
 @dataclass(slots=True)
@@ -128,6 +128,7 @@ def _visit(visit: StageVisit) -> Visit:
         name = f"{step['steps']} steps" if step["steps"] > 1 else step["kind"]
         whole.inner.append(Slice(name, began, max(began, at), told))
     hops = [
-        Hop(hop["way"] == "to", hop["peer"], within(hop["at"]), hop["stream"]) for hop in visit.detail["hops"]
+        HopAt(hop["way"] == "to", hop["peer"], within(hop["at"]), hop["stream"])
+        for hop in visit.detail["hops"]
     ]
     return Visit(visit.instance, whole, hops)

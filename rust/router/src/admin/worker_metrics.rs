@@ -75,7 +75,7 @@ impl Families {
             }
             let end = line.find(['{', ' ']).unwrap_or(line.len());
             let (name, rest) = line.split_at(end);
-            if name.starts_with('#') || name.starts_with(OWN_PREFIX) {
+            if name.starts_with(OWN_PREFIX) || !is_sample(name, rest) {
                 continue;
             }
             let Some(place) = current.or_else(|| self.place(name)) else {
@@ -115,6 +115,16 @@ impl Families {
     }
 }
 
+/// Whether a line is a sample: a worker may answer with any page there.
+fn is_sample(name: &str, rest: &str) -> bool {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let after = rest.rsplit_once('}').map_or(rest, |(_, after)| after);
+    let value = after.split_whitespace().next();
+    !name.is_empty()
+        && name.chars().all(is_name)
+        && value.is_some_and(|value| value.parse::<f64>().is_ok())
+}
+
 /// The labels with one called `worker` renamed, as Prometheus itself does.
 fn exported(labels: &str) -> String {
     if let Some(rest) = labels.strip_prefix("worker=\"") {
@@ -149,6 +159,19 @@ mod tests {
         );
         assert!(!text.contains("router_x"), "{text}");
         assert_eq!(text.matches("# TYPE t histogram").count(), 1);
+    }
+
+    #[test]
+    fn what_is_no_sample_goes() {
+        let mut families = Families::default();
+        families.add(
+            "0",
+            "ok\n<html>1</html>\na{b=\"c\"}\nd +Inf 17\ne NaN\nf -1.5e-3\n # g 1\n",
+        );
+        assert_eq!(
+            families.text(),
+            "d{worker=\"0\"} +Inf 17\ne{worker=\"0\"} NaN\nf{worker=\"0\"} -1.5e-3\n"
+        );
     }
 
     #[test]
