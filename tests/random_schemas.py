@@ -57,8 +57,6 @@ def _integer(rng: random.Random, depth: int, defs: list[str]) -> dict[str, Any]:
         schema[rng.choice(["minimum", "exclusiveMinimum"])] = least
     if rng.random() < 0.7:
         schema[rng.choice(["maximum", "exclusiveMaximum"])] = least + 20 + rng.randrange(1500)
-    if rng.random() < 0.2:
-        schema["multipleOf"] = rng.randrange(2, 9)
     return schema
 
 

@@ -21,8 +21,8 @@ from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.model_runner.grammar import Grammars
 from sglang_omni.proto import RequestError
 
-# Dates have the right shape, but a month may have 31 days that has 30.
-FORMATS = jsonschema.FormatChecker(formats=("uuid", "ipv4", "email"))
+# Of others the shape is right, but a month may have 31 days that has 30, and an address leading zeros.
+FORMATS = jsonschema.FormatChecker(formats=("uuid", "email"))
 
 
 @pytest.fixture(scope="module")

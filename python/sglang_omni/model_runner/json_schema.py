@@ -18,13 +18,13 @@ MAX_DEPTH = 100
 
 _UNKNOWN = (
     *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "contains"),
-    *("minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
+    *("minContains", "maxContains", "multipleOf", "$dynamicRef", "$recursiveRef"),
 )
 # Each decides alone what matches; other constraints beside it are passed over.
 _ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 _OF_TYPES = {
     "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
     "object": (
         *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
@@ -161,8 +161,6 @@ def _check_types(schema: dict[str, Any], where: str, param: str) -> None:
                 )
     if lengths and not texts:
         _write_lengths(schema)
-    if "multipleOf" in schema and schema.get("type") != "integer":
-        _refuse(param, f"{where}: 'multipleOf' is supported only of type 'integer'")
     _check_properties(schema, where, param)
 
 
