@@ -64,7 +64,6 @@ def test_random_schemas(engine: Any, compiler: Grammars) -> None:
     assert_all_valid(engine, compiler, range(40))
 
 
-@pytest.mark.long
 def test_many_random_schemas(engine: Any, compiler: Grammars) -> None:
     assert_all_valid(engine, compiler, range(40, 240))
 
