@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_omni.serve.realtime.playback import FRAME, Playback
+from sglang_omni.serve.realtime.playback import FRAME, CallPlayback
 
 
 class Told(list[tuple[str, str]]):
@@ -20,7 +20,7 @@ def sound(frames: float, value: float = 0.5) -> np.ndarray:
 
 def test_sound_is_handed_out_once_and_in_order() -> None:
     told = Told()
-    playback = Playback(told.put)
+    playback = CallPlayback(told.put)
     assert not playback.frame().any()
     playback.play("r1", "i1", sound(1.5, 0.25), 24_000)
     playback.play("r1", "i1", sound(1), 24_000)
@@ -40,7 +40,7 @@ def test_sound_is_handed_out_once_and_in_order() -> None:
 
 def test_what_is_cleared_is_not_heard_and_the_rest_is_counted() -> None:
     told = Told()
-    playback = Playback(told.put)
+    playback = CallPlayback(told.put)
     playback.play("r1", "i1", sound(100), 24_000)
     playback.finish("r1")
     for _ in range(7):
@@ -56,7 +56,7 @@ def test_what_is_cleared_is_not_heard_and_the_rest_is_counted() -> None:
 
 def test_each_item_is_counted_for_itself() -> None:
     told = Told()
-    playback = Playback(told.put)
+    playback = CallPlayback(told.put)
     playback.play("r1", "i1", sound(2), 24_000)
     playback.play("r1", "i2", sound(2), 24_000)
     playback.finish("r1")
@@ -69,7 +69,7 @@ def test_each_item_is_counted_for_itself() -> None:
 
 def test_sound_of_another_rate_ends_with_its_last_sample() -> None:
     told = Told()
-    playback = Playback(told.put)
+    playback = CallPlayback(told.put)
     tone = np.sin(np.arange(4410) / 8).astype(np.float32)
     for piece in np.array_split(tone, 5):
         playback.play("r1", "i1", piece, 44_100)

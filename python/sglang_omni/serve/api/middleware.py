@@ -88,7 +88,7 @@ class Gate:
             await _drop_body(receive)
             await error_response(refusal)(scope, receive, send)
             return
-        visit = Visit(self.admission, self.metrics, receive)
+        visit = GateVisit(self.admission, self.metrics, receive)
         scope.setdefault("state", {})["visit"] = visit
         try:
             await self.app(scope, visit.receive, send)
@@ -96,7 +96,7 @@ class Gate:
             visit.end()
 
 
-class Visit:
+class GateVisit:
     """One request's way through the gate. Routes find it in ``request.state.visit``."""
 
     def __init__(self, admission: Admission, metrics: Metrics, receive: Receive) -> None:

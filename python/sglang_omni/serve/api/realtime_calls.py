@@ -17,7 +17,7 @@ from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.realtime.config import default_config
 from sglang_omni.serve.realtime.events import new_id
-from sglang_omni.serve.realtime.playback import Playback
+from sglang_omni.serve.realtime.playback import CallPlayback
 from sglang_omni.serve.realtime.session import Session
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def realtime_call_routes(server: AppState) -> APIRouter:
         server.realtime.check_room()
         # The first one loads the detector of turns.
         await asyncio.to_thread(default_config, server, server.check_model(model), "realtime")
-        playback = Playback(lambda kind, **told: session.outbox.put(kind, **told))
+        playback = CallPlayback(lambda kind, **told: session.outbox.put(kind, **told))
         session = Session(server, model=server.check_model(model), owner=owner, listener=playback)
         await session.configure(fields)
         peer = make_peer(playback)

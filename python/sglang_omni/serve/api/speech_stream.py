@@ -18,11 +18,11 @@ from sglang_omni.serve.api.protocol.speech import MAX_INPUT_CHARS
 from sglang_omni.serve.api.protocol.speech_stream import (
     MESSAGES,
     InputDone,
-    InputText,
     Message,
     SessionCancel,
     SessionClose,
-    SessionConfig,
+    SpeechStreamConfig,
+    SpokenText,
 )
 from sglang_omni.serve.api.session import session_key
 from sglang_omni.serve.api.spoken import (
@@ -73,7 +73,7 @@ class _Session:
         self._server = server
         self._websocket = websocket
         self._id = session_id
-        self._config = SessionConfig()
+        self._config = SpeechStreamConfig()
         self._utterances: list[Utterance] = []
         self._begun = 0
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -129,9 +129,9 @@ class _Session:
         try:
             message = _parsed(received)
             match message:
-                case SessionConfig():
+                case SpeechStreamConfig():
                     self._configure(message)
-                case InputText():
+                case SpokenText():
                     self._speak(message.text)
                 case InputDone():
                     self._complete()
@@ -146,7 +146,7 @@ class _Session:
             await self._send_error(exc)
         return True
 
-    def _configure(self, config: SessionConfig) -> None:
+    def _configure(self, config: SpeechStreamConfig) -> None:
         if self._utterances and not self._utterances[-1].is_complete:
             raise RequestError(
                 "session.config: not within an utterance; end it first with input.done or session.cancel",
@@ -226,7 +226,7 @@ class _Session:
         self._utterances.append(utterance)
         return utterance
 
-    async def _send_sentence(self, sentence: Sentence, config: SessionConfig, utterance: int) -> None:
+    async def _send_sentence(self, sentence: Sentence, config: SpeechStreamConfig, utterance: int) -> None:
         """``audio.start`` with the first piece, the pieces, and ``audio.done``."""
         place = {"utterance_index": utterance, "sentence_index": sentence.index}
         sent, kept = 0, b""
@@ -260,7 +260,7 @@ class _Session:
             }
         )
 
-    async def _send_audio(self, piece: bytes, config: SessionConfig, place: dict[str, Any]) -> None:
+    async def _send_audio(self, piece: bytes, config: SpeechStreamConfig, place: dict[str, Any]) -> None:
         if config.audio_frames == "binary":
             await self._websocket.send_bytes(piece)
             return

@@ -58,7 +58,7 @@ class Audio(RealtimeModel):
     output: OutputAudio = Field(default_factory=OutputAudio)
 
 
-class FunctionTool(RealtimeModel):
+class RealtimeTool(RealtimeModel):
     type: Literal["function"] = "function"
     name: Name
     description: Text | None = None
@@ -77,7 +77,7 @@ class ChosenFunction(RealtimeModel):
     name: Name
 
 
-Tools = Annotated[list[FunctionTool], Field(max_length=128)]
+Tools = Annotated[list[RealtimeTool], Field(max_length=128)]
 ToolChoice = Literal["auto", "none", "required"] | ChosenFunction
 
 

@@ -29,7 +29,7 @@ class _Piece(NamedTuple):
 _NOTHING = np.zeros(0, np.int16)
 
 
-class Playback:
+class CallPlayback:
     """A listener whose sound is taken frame by frame.
 
     Args:

@@ -24,7 +24,7 @@ from aiortc import (
 from aiortc.mediastreams import MediaStreamError
 
 from sglang_omni.client import RequestError
-from sglang_omni.serve.realtime.playback import FRAME, FRAME_MS, Playback
+from sglang_omni.serve.realtime.playback import FRAME, FRAME_MS, CallPlayback
 from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session
 from sglang_omni.serve.realtime.sound import RATE, Samples
 
@@ -48,7 +48,7 @@ class Speaker(MediaStreamTrack):
 
     kind = "audio"
 
-    def __init__(self, playback: Playback) -> None:
+    def __init__(self, playback: CallPlayback) -> None:
         super().__init__()
         self._playback = playback
         self._sent = 0
@@ -79,7 +79,7 @@ class Peer:
         closed: Set once the connection is over, whichever side ended it.
     """
 
-    def __init__(self, playback: Playback) -> None:
+    def __init__(self, playback: CallPlayback) -> None:
         # Without a list of servers aiortc asks one of Google's for this machine's public address.
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         self._speaker = Speaker(playback)

@@ -10,7 +10,7 @@ from sglang_omni.serve.api.fields import ApiModel, Name, StageParams, Timeout
 from sglang_omni.serve.api.protocol.speech import MAX_INPUT_CHARS, SpeechFields
 
 
-class SessionConfig(SpeechFields):
+class SpeechStreamConfig(SpeechFields):
     """How the next utterances are spoken.
 
     Attributes:
@@ -34,7 +34,7 @@ class SessionConfig(SpeechFields):
         return self.response_format or "pcm"
 
 
-class InputText(ApiModel):
+class SpokenText(ApiModel):
     type: Literal["input.text"]
     text: Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
 
@@ -57,10 +57,10 @@ class SessionClose(ApiModel):
     type: Literal["session.close"]
 
 
-Message = SessionConfig | InputText | InputDone | SessionCancel | SessionClose
+Message = SpeechStreamConfig | SpokenText | InputDone | SessionCancel | SessionClose
 MESSAGES: dict[str, type[Message]] = {
-    "session.config": SessionConfig,
-    "input.text": InputText,
+    "session.config": SpeechStreamConfig,
+    "input.text": SpokenText,
     "input.done": InputDone,
     "session.cancel": SessionCancel,
     "session.close": SessionClose,
