@@ -164,7 +164,7 @@ class Code2WavScheduler(StreamScheduler):
         chunking_of: Callable[[StagePayload, Chunking], Chunking] | None = None,
         max_batch_frames: int = 64,
         num_code_groups: int | None = None,
-        schedule_policy: SchedulePolicy = "deadline",
+        schedule_policy: SchedulePolicy = "fcfs",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:

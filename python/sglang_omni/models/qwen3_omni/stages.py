@@ -291,7 +291,7 @@ def create_code2wav(
     first_chunk_size: int = 2,
     max_batch_frames: int | None = None,
     cuda_graph: bool = True,
-    schedule_policy: SchedulePolicy = "deadline",
+    schedule_policy: SchedulePolicy = "fcfs",
 ) -> Code2WavScheduler:
     """The stage from frames of codes to speech, chunk by chunk.
 
