@@ -112,6 +112,10 @@ class Replica:
                     body = json.dumps({"object": "list", "data": entries}).encode()
                     writer.write(response(body, "404 No" if self.models is None else "200 OK"))
                     continue
+                if line.split(" ")[1] == "/metrics":
+                    # The router asks for them when it is asked for its own.
+                    writer.write(response())
+                    continue
                 if line.split(" ")[1] == "/health":
                     self.probes += 1
                     self.last_probe = Seen(line, headers, body)
@@ -170,7 +174,7 @@ async def raw_worker(
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith((b"GET /health ", b"GET /v1/models ")):
+            if head.startswith((b"GET /health ", b"GET /metrics ", b"GET /v1/models ")):
                 writer.write(response())
             else:
                 reader._buffer[:0] = head  # type: ignore[attr-defined]

@@ -12,9 +12,13 @@ from lora_adapters import make_adapter
 from sglang_engines import assert_empty
 from text_engines import greedy, prompts
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
+from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.text import build_text_engine
+from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.models.text.config import TextPipelineConfig
 from sglang_omni.models.text.thinker import TextThinker
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -96,8 +100,13 @@ def test_a_wrong_flag_is_said(family: Family, values: list[str], words: str) -> 
     ("model", "adapter"),
     [(None, None), ("base", None), ("polite", "polite"), ("base:rude", "rude"), ("base:other", None)],
 )
-def test_a_request_names_its_adapter_as_its_model(model: str | None, adapter: str | None) -> None:
-    thinker = TextThinker(None, {}, ("polite", "rude"))  # type: ignore[arg-type]
+def test_a_request_names_its_adapter_as_its_model(
+    family: Family, model: str | None, adapter: str | None
+) -> None:
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    config = DecoderConfig.from_dir(family[None].path)
+    thinker = TextThinker(tokenizer, {}, config, ("polite", "rude"))
     request = OmniRequest(inputs=None, params={}, metadata={} if model is None else {"model": model})
     built = thinker.build_request(StagePayload("r", request, {"prompt_token_ids": [1]}))
+    assert isinstance(built, EngineRequest)
     assert built.adapter == adapter

@@ -95,7 +95,7 @@ async def test_flush_cache_reaches_every_worker_and_the_policy() -> None:
         assert body_of(answer)["successful"] == [replica.url for replica in both]
         assert await tree_bytes() == 0
         for replica in both:
-            assert "POST /flush_cache?timeout=3 HTTP/1.1" in [seen.line for seen in replica.seen]
+            assert replica.seen[-1].line == "POST /flush_cache?timeout=3 HTTP/1.1"
 
 
 async def test_workers_without_a_cache_to_flush_do_not_fail_the_others() -> None:

@@ -201,7 +201,6 @@ def test_biases(engine: Any, checkpoint: TinyCheckpoint) -> None:
     run(engine, [never, always])
 
     assert plain[0] not in never.output_token_ids
-    assert always.output_token_ids.count(65) >= 4
     assert set(always.output_token_ids) <= {65, 66}
     too_high = RequestSampling(logit_bias=((300, 1.0),))
     with pytest.raises(RequestError, match="logit_bias must be of token ids from 0 to 299"):

@@ -88,7 +88,8 @@ class ScriptedPipeline:
                 yield StreamMessage(request_id, "thinker", chunk)
             for index, part in enumerate(np.split(self.samples, 3) if spoken else ()):
                 await self._fault(len(texts) + index)
-                await asyncio.sleep(self.pause)
+                if self.pause:
+                    await asyncio.sleep(self.pause)
                 chunk = {"modality": "audio", "audio_data": part, "sample_rate": RATE}
                 yield StreamMessage(request_id, "speak", chunk, modality="audio")
             yield CompleteMessage(request_id, "decode", True, self._result(request))
