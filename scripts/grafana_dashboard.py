@@ -58,6 +58,12 @@ ROWS: dict[str, list[Panel]] = {
         ("Between tokens", "s", quantiles("sglang_omni_inter_token_latency_seconds")),
         ("Whole request", "s", quantiles("sglang_omni_e2e_request_latency_seconds")),
     ],
+    "What listeners hear": [
+        ("Time to first sound", "s", quantiles("sglang_omni_time_to_first_audio_seconds")),
+        ("Silence in a listener's sound", "s", quantiles("sglang_omni_audio_underrun_seconds")),
+        ("Seconds for a second of sound", "none", quantiles("sglang_omni_audio_real_time_factor")),
+        ("Realtime sessions", "none", {"open": "sum(sglang_omni_realtime_sessions{})"}),
+    ],
     "Tokens": [
         (
             "Tokens a second",

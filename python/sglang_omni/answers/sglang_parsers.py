@@ -7,6 +7,7 @@ of text gives what it adds. Importing them takes many seconds, which a stage spe
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from runpy import run_path
 from typing import Any
 
 from sglang_omni.answers.news import Calls, News
+from sglang_omni.gpus import visible_gpus
 
 
 def call_parser_names() -> tuple[str, ...]:
@@ -37,6 +39,9 @@ def _names(file: str, name: str) -> tuple[str, ...]:
 
 def load_sglang(*, calls: bool, thinking: bool) -> None:
     """Imports SGLang's parsers, which takes many seconds."""
+    if not visible_gpus():
+        # At its import SGLang decides what it computes on, for an engine of this process as well.
+        os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     if calls:
         import_module("sglang.srt.function_call.function_call_parser")
     if thinking:

@@ -264,10 +264,10 @@ def test_an_engine_ends_the_newest_request_of_a_step_that_needs_too_much_memory(
     requests = [greedy(str(n), prompt, 8) for n, prompt in enumerate(prompts(3, [9, 14, 6]))]
     execute, steps = engine.runner.execute, []
 
-    def execute_or_fail(forward: Any, sampling: Any) -> list[int]:
+    def execute_or_fail(forward: Any, *sampling: Any) -> list[int]:
         steps.append(len(forward.spans))
         # After the step has written its keys and values.
-        tokens = execute(forward, sampling)
+        tokens = execute(forward, *sampling)
         if len(steps) in (1, 4):
             raise out_of_memory()
         return tokens

@@ -35,7 +35,7 @@ def test_metrics_of_listeners() -> None:
 
 
 def test_policies_and_deadlines() -> None:
-    assert re.findall(r"^\| `(\w+)`(?: \(default\))? \| the request", TEXT, re.MULTILINE) == list(
+    assert re.findall(r"^\| `(\w+)`(?: \([^)]*\))? \| the request", TEXT, re.MULTILINE) == list(
         get_args(turns.SchedulePolicy)
     )
     assert f"{turns.FIRST_SOUND_S:g} s after the request came" in TEXT
