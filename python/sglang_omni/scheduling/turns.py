@@ -11,7 +11,7 @@ SchedulePolicy = Literal["deadline", "fcfs"]
 
 # A request for sound counts as dry if it has none for so long: it goes before listeners with more in hand.
 FIRST_SOUND_S = 0.5
-# A request that is answered whole, to which no one listens yet, gets a turn at least so often if others are
+# A request that is answered whole, which has no listener yet, gets a turn at least so often if others are
 # late. If they have more than this in hand, it goes before them.
 WHOLE_ANSWER_S = 10.0
 
