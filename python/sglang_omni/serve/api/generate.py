@@ -158,7 +158,7 @@ def _is_list(body: NativeRequest) -> bool:
 def _wanted(body: NativeRequest) -> list[_Wanted]:
     """
     Raises:
-        RequestError: There is not exactly one field of prompts, or a list has another length than that of prompts.
+        RequestError: There are no prompts or two fields of them, or a list has another length than theirs.
     """
     if (body.text is None) == (body.input_ids is None):
         raise RequestError(
