@@ -183,7 +183,7 @@ async def test_the_end_of_a_sender_that_forked_is_noticed_at_once(
 
 
 def _arenas(pid: int) -> set[str]:
-    """The inodes of the arenas that the process ``pid`` has mapped: its own and those of others that it reads."""
+    """The inodes of the arenas that the process ``pid`` has mapped: its own, and others that it reads."""
     with open(f"/proc/{pid}/maps") as maps:
         return {line.split()[4] for line in maps if "memfd:sglang-omni" in line}
 
