@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -70,13 +70,11 @@ async def served(**limits: Any) -> AsyncIterator[tuple[WebServer, App, int]]:
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
     """What still came before the server closed it. What it had not read yet makes the kernel reset it."""
-    came = bytearray()
-    try:
+    came = b""
+    with suppress(ConnectionResetError):
         while piece := await reader.read(65536):
             came += piece
-    except ConnectionResetError:
-        pass
-    return bytes(came)
+    return came
 
 
 @pytest.mark.parametrize("said", [b"", b"G", b"GET / HTTP/1.1\r\nhost: a\r\n", HEAD])

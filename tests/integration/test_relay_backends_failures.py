@@ -51,8 +51,10 @@ async def test_a_peer_killed_while_idle_costs_only_what_was_announced_to_it(back
     relay, killed, other = make_relay(backend, "here"), peers(backend), peers(backend)
     try:
         unread = await killed("write", "theirs", block(7, 300_000))
-        metadata, _ = await relay_io.write_blob(relay, "k", block(1), target="killed")
+        metadata, put = await relay_io.write_blob(relay, "k", block(1), target="killed")
         assert await killed("read_sum", "k", metadata) == MIB
+        # The reader's word that it has read may be later than its answer here.
+        await put.wait_for_completion(PATIENCE)
         await relay_io.write_blob(relay, "lost", block(1), target="killed")
         killed.kill()
         if backend in NETWORKED:

@@ -36,14 +36,19 @@ def _server(port: int, flags: Sequence[str], replicas: int) -> Iterator[str]:
         *("--port", str(port), "--parent-pid", str(os.getpid())),
         *("--start-timeout", str(_START_TIMEOUT), *flags),
     ]
-    with tempfile.TemporaryDirectory(prefix="sglang-omni-demo-") as scratch:
+    # The client comes before the server: a signal while it makes its event loop leaves a broken one,
+    # whose end Python tells with a traceback.
+    with (
+        tempfile.TemporaryDirectory(prefix="sglang-omni-demo-") as scratch,
+        SyncClient(base_url) as client,
+    ):
         log = Path(scratch) / "log"
         with log.open("wb") as out:
             # In its own session: Ctrl-C must end the demo only, which then ends the servers and waits for
             # them.
             server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            _wait_until_up(server, base_url, log)
+            _wait_until_up(client, server, log)
             yield base_url
         except (DemoFailed, ClientError):
             print(log.read_text(errors="replace"), file=sys.stderr)
@@ -57,20 +62,19 @@ def _server(port: int, flags: Sequence[str], replicas: int) -> Iterator[str]:
                 server.wait()
 
 
-def _wait_until_up(server: subprocess.Popen[bytes], base_url: str, log: Path) -> None:
+def _wait_until_up(client: SyncClient, server: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT
     shown = 0
-    with SyncClient(base_url) as client:
-        while True:
-            running = client.health()["running"]
-            lines = log.read_text(errors="replace").splitlines()
-            for line in lines[shown:]:
-                print(f"  | {line}", flush=True)
-            shown = len(lines)
-            if running:
-                return
-            if server.poll() is not None:
-                raise DemoFailed(f"the server ended with status {server.returncode}")
-            if time.monotonic() > deadline:
-                raise DemoFailed(f"the server was not up after {_START_TIMEOUT:g} s")
-            time.sleep(0.25)
+    while True:
+        running = client.health()["running"]
+        lines = log.read_text(errors="replace").splitlines()
+        for line in lines[shown:]:
+            print(f"  | {line}", flush=True)
+        shown = len(lines)
+        if running:
+            return
+        if server.poll() is not None:
+            raise DemoFailed(f"the server ended with status {server.returncode}")
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"the server was not up after {_START_TIMEOUT:g} s")
+        time.sleep(0.25)

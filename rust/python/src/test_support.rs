@@ -2,6 +2,7 @@
 //! classes, so that the tests need an interpreter and nothing else.
 
 use std::ffi::CStr;
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -11,9 +12,19 @@ use crate::codec::{FakeArray, FakeTensor};
 
 static SCOPE: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Attaches to the interpreter while no other test is: there is one for all of them, and a test that holds each of its
+/// objects would make CPython fail in the others.
+pub fn attach<T>(test: impl FnOnce(Python<'_>) -> T) -> T {
+    // A test that failed left nothing that the next depends on.
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    Python::attach(test)
+}
+
 /// Runs Python code; what it raises fails the test.
 pub fn run(code: &CStr) {
-    Python::attach(|py| drop(run_in(py, code)));
+    attach(|py| drop(run_in(py, code)));
 }
 
 /// The same, and returns the names that the code defined.

@@ -5,10 +5,11 @@ use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::types::{PyByteArray, PyBytes};
 
 use super::*;
+use crate::test_support::attach;
 
 #[test]
 fn a_view_is_of_the_objects_own_bytes() {
-    Python::attach(|py| {
+    attach(|py| {
         let bytes = PyBytes::new(py, b"some bytes");
         let view = BufferView::new(&bytes).unwrap();
         assert_eq!(view.as_ptr().cast_const(), bytes.as_bytes().as_ptr());
@@ -23,7 +24,7 @@ fn a_view_is_of_the_objects_own_bytes() {
 
 #[test]
 fn what_has_no_contiguous_bytes_to_give_is_refused() {
-    Python::attach(|py| {
+    attach(|py| {
         let every_other = py
             .eval(c"memoryview(b'some bytes')[::2]", None, None)
             .unwrap();
@@ -56,7 +57,7 @@ fn is_held(bytes: &Bound<'_, PyByteArray>) -> bool {
 
 #[test]
 fn the_bytes_are_held_until_the_view_is_dropped_with_the_lock_or_without() {
-    Python::attach(|py| {
+    attach(|py| {
         let bytes = PyByteArray::new(py, b"some bytes");
         let view = BufferView::writable(&bytes, 10).unwrap();
         assert!(is_held(&bytes));
@@ -86,7 +87,7 @@ fn the_bytes_are_held_until_the_view_is_dropped_with_the_lock_or_without() {
 
 #[test]
 fn a_view_may_be_the_last_to_have_the_object() {
-    Python::attach(|py| {
+    attach(|py| {
         let view = BufferView::new(PyByteArray::new(py, &[7; 100_000]).as_any()).unwrap();
         // SAFETY: the view alone has the object.
         assert!(unsafe { view.as_slice() }.iter().all(|&byte| byte == 7));
@@ -129,7 +130,7 @@ impl Watched {
 
 #[test]
 fn the_bytes_are_released_with_the_lock() {
-    Python::attach(|py| {
+    attach(|py| {
         let watched = Bound::new(py, Watched).unwrap();
         let view = || BufferView::new(watched.as_any()).unwrap();
         drop(view());

@@ -5,6 +5,10 @@ use crate::test_support::run;
 #[test]
 fn what_is_packed_comes_back_with_its_types() {
     run(cr#"
+def shown(value):
+    """Its repr, which tells 1 from True and 0.0 from -0.0; a set's has no order of its own."""
+    return sorted(map(repr, value)) if type(value) is set else repr(value)
+
 values = [
     None, True, False, 0, -1, 2**63 - 1, -2**63, 2**64 - 1, 2**64, -2**63 - 1, 3**500, -3**500,
     0.0, -0.0, float("inf"), 1e-300, 1 - 2j, "", "text", "\0", "\U0001f600", "\ud800 alone", b"", bytes(300),
@@ -17,9 +21,10 @@ for unpacked in (
     lambda value: codec().unpack(codec().pack(value)),
     lambda value: codec().unpack_payload(codec().plan(value).to_bytes()),
 ):
-    for value in [*values, values]:
+    for value in values:
         came = unpacked(value)
-        assert came == value and repr(came) == repr(value), value
+        assert came == value and type(came) is type(value) and shown(came) == shown(value), value
+    assert unpacked(values) == values
 # Other buffers arrive as bytes.
 for buffer in (bytearray(b"bytes"), memoryview(b"bytes"), memoryview(b"-bytes-")[1:-1]):
     assert codec().unpack(bytearray(codec().pack(buffer))) == b"bytes"

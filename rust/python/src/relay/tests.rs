@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 
-use crate::test_support::{run, run_in};
+use crate::test_support::{attach, run, run_in};
 
 #[test]
 fn a_payload_is_read_in_place_and_returned_with_its_last_view() {
@@ -147,7 +147,7 @@ raised(BufferError, core.checksum, memoryview(b"1234")[::2])
 
 #[test]
 fn an_error_on_its_way_outlives_the_heir() {
-    Python::attach(|py| {
+    attach(|py| {
         let scope = run_in(
             py,
             cr#"

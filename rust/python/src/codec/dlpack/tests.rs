@@ -4,7 +4,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::types::PyBytes;
 
 use super::*;
-use crate::test_support::run;
+use crate::test_support::{attach, run};
 
 enum Memory {
     /// What a tensor was made from.
@@ -210,7 +210,7 @@ fn api(py: Python<'_>) -> DlpackApi {
 
 #[test]
 fn a_table_is_used_if_it_is_one_of_this_version() {
-    Python::attach(|py| {
+    attach(|py| {
         let class = |table: PyResult<Py<PyAny>>| {
             let class = py.import("types").unwrap().getattr("SimpleNamespace");
             let class = class.unwrap().call0().unwrap();
@@ -256,7 +256,7 @@ assert not travels_by_table("uint8", [4], [1], first=-Tensor(memory, "uint8", [1
 
 #[test]
 fn an_object_that_is_no_tensor_is_refused_without_an_error_left_behind() {
-    Python::attach(|py| {
+    attach(|py| {
         let none = py.None().into_bound(py);
         assert!(api(py).describe(&none).unwrap().is_none());
         assert!(PyErr::take(py).is_none());

@@ -3,7 +3,7 @@ use pyo3::types::{PyBytes, PyDict, PyType};
 
 use super::*;
 use crate::buffer::BufferView;
-use crate::test_support::run;
+use crate::test_support::{attach, run};
 
 /// An array as numpy shows it to other extensions.
 #[pyclass(frozen, name = "Array", module = "numpy")]
@@ -137,7 +137,7 @@ unsafe extern "C" fn free(capsule: *mut ffi::PyObject) {
 
 #[test]
 fn only_a_capsule_of_numpys_is_read() {
-    Python::attach(|py| {
+    attach(|py| {
         let of = |value: Py<PyAny>| {
             let object = py.import("types").unwrap().getattr("SimpleNamespace");
             let object = object.unwrap().call0().unwrap();
