@@ -196,12 +196,13 @@ def step(model: Any, asked: list[EngineRequest], *, extends: int = 0, strategy: 
             for row, request in enumerate(asked)
         ],
         forward_mode=mode,
+        return_logprob=False,
         seq_lens_cpu=torch.full((ROWS,), 101),
     )
 
     def run_batch(self: Any, planned: Any) -> Any:
         logits = model.forward(batch.input_ids, batch.positions, batch)
-        return SimpleNamespace(next_token_ids=sampler.forward(logits))
+        return SimpleNamespace(next_token_ids=sampler.forward(logits, None, return_logprob=False))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.Scheduler, "run_batch", run_batch)
