@@ -88,7 +88,9 @@ def _generate(path: object, dtype: str, prompt: list[int], tokens: int) -> Calla
     ids = torch.tensor([prompt])
 
     def run() -> None:
-        model.generate(ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        model.generate(
+            ids, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, repetition_penalty=1.0
+        )
 
     return run
 

@@ -35,7 +35,9 @@ def test_greedy_tokens_in_float32(checkpoint: Path) -> None:
     ]
     oracle = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     expected = [
-        oracle.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False)[0, len(prompt) :].tolist()
+        oracle.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False, repetition_penalty=1.0)[
+            0, len(prompt) :
+        ].tolist()
         for prompt in prompts
     ]
     del oracle
