@@ -1,7 +1,8 @@
 """A spoken conversation by pipecat's client of the Realtime API. Runs in the environment of `make clients`.
 
-Says each WAV file (24 kHz, mono, 16 bits) in turn: after the answer to the one before, but the last into that
-answer. Prints what was said and heard as JSON.
+The bot begins, as in pipecat's quickstart: a first context that came later would be one more question to it.
+Then each WAV file (24 kHz, mono, 16 bits) is said in turn: after the answer to the one before, but the last
+into that answer. Prints what was said and heard as JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pipecat.frames.frames import (
     Frame,
     InputAudioRawFrame,
     InterruptionFrame,
+    LLMRunFrame,
     OutputAudioRawFrame,
     StartFrame,
     UserStartedSpeakingFrame,
@@ -145,7 +147,7 @@ async def talk(base_url: str, key: str, model: str, wavs: list[Path]) -> dict:
         settings=OpenAIRealtimeLLMService.Settings(model=model, session_properties=session),
     )
     microphone, loudspeaker = Microphone(), Loudspeaker()
-    context = LLMContext()
+    context = LLMContext([{"role": "user", "content": "Say hello."}])
     aggregators = LLMContextAggregatorPair(context)
     pipeline = Pipeline(
         [microphone, aggregators.user(), llm, loudspeaker, aggregators.assistant()],
@@ -160,14 +162,18 @@ async def talk(base_url: str, key: str, model: str, wavs: list[Path]) -> dict:
         errors.append(frame.error)
 
     async def script() -> None:
+        await worker.queue_frames([LLMRunFrame()])
+        await loudspeaker.wait("BotStoppedSpeakingFrame", 1)
         for number, wav in enumerate(wavs, 1):
             microphone.say(wav)
             await microphone.said()
-            await loudspeaker.wait("BotStartedSpeakingFrame", number)
+            await loudspeaker.wait("BotStartedSpeakingFrame", 1 + number)
             if number == len(wavs) - 1:
-                await asyncio.sleep(0.5)  # The next one is said into this answer.
+                # The next one is said into this answer. Pipecat puts down what a person said 1.5 s later; an
+                # answer that was interrupted before that would be put down first.
+                await asyncio.sleep(2.0)
             else:
-                await loudspeaker.wait("BotStoppedSpeakingFrame", number)
+                await loudspeaker.wait("BotStoppedSpeakingFrame", 1 + number)
         # What was heard last is put down in the context a moment later.
         await asyncio.sleep(1.0)
         await worker.cancel()
