@@ -184,7 +184,7 @@ def test_a_requests_trace_is_a_file_for_perfetto(
     answer = seen.spell("hello", {"x-request-id": "in/the~file"})
     answer_id = re.search(r'"id":"(cmpl-[^"]+)"', answer.text)
     assert answer_id is not None
-    time.sleep(0.2)  # Stages report a moment after the answer.
+    wait_for_slices(seen, answer_id[1], {"upper", "spell", "prefill", "decode"})
     out = tmp_path / "trace.json"
     assert trace_command([answer_id[1], "--url", seen.base_url, "-o", str(out)]) == 0
     events = json.loads(out.read_text())["traceEvents"]
@@ -214,6 +214,16 @@ def test_a_requests_trace_is_a_file_for_perfetto(
     assert "no request 'nobody' is known" in capsys.readouterr().err
 
 
+def wait_for_slices(seen: Seen, request_id: str, names: set[str]) -> None:
+    """Stages report what they did a moment after the answer."""
+
+    def told() -> set[str]:
+        events = seen.http.get(f"/traces/{request_id}").json()["traceEvents"]
+        return {event["name"] for event in events if event["ph"] == "X"}
+
+    until(lambda: names <= told(), lambda: f"{names - told()} of {request_id} never came")
+
+
 def check_nesting(slices: list[dict[str, Any]]) -> None:
     """Slices of a track lie within each other or apart, or else no viewer can draw them."""
     tracks = defaultdict(list)
@@ -235,8 +245,7 @@ def test_a_profile_has_all_requests_of_every_worker(seen: Seen, tmp_path: Path) 
     again = seen.http.post("/start_profile")
     assert (again.status_code, again.json()["error"]["code"]) == (409, "profile_running")
     for _ in range(4):
-        seen.spell("hello")
-    time.sleep(0.2)
+        wait_for_slices(seen, seen.spell("hello").headers["x-request-id"], {"upper", "spell"})
     ended = seen.http.post("/stop_profile").json()["workers"]
     counts = [worker["answer"]["requests"] for worker in ended]
     assert sum(counts) == 4
