@@ -121,9 +121,7 @@ def test_greedy_frames(engine: OmniEngine) -> None:
 def test_drawing_asks_nothing_of_the_host(engine: OmniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     speak(engine, temperature=0.8)
     # The first codes are the sampler's matter.
-    monkeypatch.setattr(
-        "sglang_omni.model_runner.sampling.sample", lambda logits, rows: logits.argmax(dim=-1)
-    )
+    monkeypatch.setattr("sglang_omni.model_runner.sampling.sample", greedily)
     step(engine)
     frame = step(engine)
     assert frame.host_reads == 1
@@ -136,9 +134,7 @@ def test_drawing_asks_nothing_of_the_host(engine: OmniEngine, monkeypatch: pytes
 def test_a_frame_is_two_replays(
     engine: OmniEngine, recorder: CountingRecorder, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    monkeypatch.setattr(
-        "sglang_omni.model_runner.sampling.sample", lambda logits, rows: logits.argmax(dim=-1)
-    )
+    monkeypatch.setattr("sglang_omni.model_runner.sampling.sample", greedily)
     speak(engine, temperature)
     step(engine)
     before = len(recorder.replayed)

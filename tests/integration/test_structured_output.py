@@ -196,11 +196,14 @@ def test_biases(engine: Any, checkpoint: TinyCheckpoint) -> None:
         "a", prompt, RequestSampling(temperature=0.0, max_new_tokens=6, logit_bias=((plain[0], -100.0),))
     )
     always = EngineRequest(
-        "b", prompt, RequestSampling(temperature=1.0, max_new_tokens=6, logit_bias=((65, 100.0), (66, 99.0)))
+        "b",
+        prompt,
+        RequestSampling(temperature=1.0, max_new_tokens=6, logit_bias=((65, 100.0), (66, 99.0)), seed=1),
     )
     run(engine, [never, always])
 
     assert plain[0] not in never.output_token_ids
+    assert always.output_token_ids.count(65) >= 4
     assert set(always.output_token_ids) <= {65, 66}
     too_high = RequestSampling(logit_bias=((300, 1.0),))
     with pytest.raises(RequestError, match="logit_bias must be of token ids from 0 to 299"):
