@@ -197,9 +197,10 @@ def _options(request: OmniRequest, template: ChatTemplate) -> dict[str, Any]:
     effort = request.params.get("reasoning_effort")
     if effort is not None:
         if "reasoning_effort" not in template.variables:
+            own = ", ".join(sorted(template.variables - _ITS_OWN))
+            instead = f"chat_template_kwargs sets what it has: {own}" if own else "leave it out"
             raise RequestError(
-                "reasoning_effort: this model's chat template has no place for it; chat_template_kwargs sets "
-                f"what it has: {', '.join(sorted(template.variables - _ITS_OWN)) or 'nothing'}",
+                f"reasoning_effort: this model's chat template has no place for it; {instead}",
                 param="reasoning_effort",
                 code="unsupported_parameter",
             )

@@ -35,6 +35,7 @@ from sglang_omni.config.schema import (
     StageResourceConfig,
     StageRuntimeConfig,
 )
+from sglang_omni.config.serves import ServesConfig
 from sglang_omni.config.topology import ProcessGroup, ProcessTopologyPlan, build_process_topology_plan
 from sglang_omni.config.validation import validate_pipeline
 from sglang_omni.config.watchdog import WatchdogConfig
@@ -61,6 +62,7 @@ __all__ = [
     "ProcessTopologyPlan",
     "RelayConfig",
     "SGLangServerArgsConfig",
+    "ServesConfig",
     "StageConfig",
     "StageInstance",
     "StagePlacement",

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sglang_omni.config.config_cls import find_config_cls
+from sglang_omni.config.serves import ServesConfig
 from sglang_omni.config.strict import Integer, Number, StrictModel, dotted, error_text
 from sglang_omni.config.validation import refuse_unknown_stages, validate_pipeline
 from sglang_omni.config.watchdog import WatchdogConfig
@@ -384,6 +385,7 @@ class PipelineConfig(StrictModel):
         placement_policy: Dotted path of a class with ``validate(config, plan)``.
         watchdog: Limits after which a process counts as hung or broken and is replaced.
         terminal_stages_fn: ``(request)`` -> the terminal stages that answer it, or None for all.
+        serves: What the pipeline does for the server's callers.
         config_cls: The class of this config, by which a saved one is loaded. Filled in by itself.
     """
 
@@ -401,6 +403,7 @@ class PipelineConfig(StrictModel):
     placement_policy: str | None = None
     watchdog: WatchdogConfig = Field(default_factory=WatchdogConfig)
     terminal_stages_fn: str | None = None
+    serves: ServesConfig = Field(default_factory=ServesConfig)
     config_cls: str | None = None
 
     @field_validator("env_defaults", mode="before")

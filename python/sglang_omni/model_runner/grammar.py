@@ -182,7 +182,9 @@ class Grammars:
                 grammar = compiler.compile_structural_tag(text)
         except (RuntimeError, ValueError) as exc:
             reason = _PLACE.sub("", str(exc)).strip()
-            raise RequestError(f"{kind}: {reason}", param=kind, code="invalid_value") from exc
+            raise RequestError(
+                f"{kind}: it cannot be compiled: {reason}", param=kind, code="invalid_value"
+            ) from exc
         return CompiledText(kind, grammar, ends_itself=not self._end_tokens)
 
     def _built_compiler(self) -> GrammarCompiler:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Tokenizer
 
 from sglang_omni.answers.reader import AnswerReader, Reading, is_foreign, reader_of, visible_tokens
 from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
 from sglang_omni.proto import StagePayload
+from sglang_omni.proto.tasks import TextResult, TokenUsage
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 
 # Parts of an answer that not every request has.
-_OPTIONAL = ("reasoning", "tool_calls", "logprobs", "prompt_logprobs")
+_OptionalPart = Literal["reasoning", "tool_calls", "logprobs", "prompt_logprobs"]
+_OPTIONAL: tuple[_OptionalPart, ...] = ("reasoning", "tool_calls", "logprobs", "prompt_logprobs")
 
 
 class ReadText(IncrementalDetokenizer):
@@ -165,10 +167,10 @@ def written(request: EngineRequest) -> dict[str, Any]:
     return fields
 
 
-def text_result(data: Mapping[str, Any]) -> dict[str, Any]:
+def text_result(data: Mapping[str, Any]) -> TextResult:
     """The caller's result from ``written``: text, tokens, and usage in OpenAI's form."""
     prompt_tokens, completion_tokens = data["prompt_tokens"], len(data["token_ids"])
-    usage: dict[str, Any] = {
+    usage: TokenUsage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -176,11 +178,14 @@ def text_result(data: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "reasoning_tokens" in data:
         usage["completion_tokens_details"] = {"reasoning_tokens": data["reasoning_tokens"]}
-    return {
+    result: TextResult = {
         "modality": "text",
         "text": data["text"],
         "finish_reason": data["finish_reason"],
         "token_ids": data["token_ids"],
         "usage": usage,
-        **{name: data[name] for name in _OPTIONAL if name in data},
     }
+    for name in _OPTIONAL:
+        if name in data:
+            result[name] = data[name]
+    return result

@@ -185,8 +185,8 @@ def _check_host(url: str, *, param: str, allowed_hosts: Collection[str]) -> None
         named = written if port is None else f"{written}:{port}"
         raise RequestError(
             f"{param} names the host {named!r}, from which this server does not fetch media; send the data "
-            "itself (base64 or a data URL), or list the host, with its port unless that is the usual one, in "
-            "allowed_media_hosts of the preprocess stage",
+            "itself (base64 or a data URL), or start the server with --allowed-media-hosts and the host, "
+            "with its port unless that is the usual one",
             param=param,
             code="media_host_not_allowed",
         )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from sglang_omni.proto import OmniRequest, RequestError
-
-Task = Literal["chat", "completion", "speech", "transcription", "translation"]
-TASKS: tuple[Task, ...] = ("chat", "completion", "speech", "transcription", "translation")
+from sglang_omni.proto.tasks import TASKS, Task
 
 
 def task_of(request: OmniRequest) -> Task:

@@ -266,7 +266,7 @@ class PromptEncoder:
         """
         # One position is left for the answer.
         if length >= self.context_length:
-            tokens = f"{length} tokens or more" if at_least else f"{length} tokens"
+            tokens = f"at least {length} tokens" if at_least else f"{length} tokens"
             raise RequestError(
                 f"the prompt is {tokens} long, but the model's context holds {self.context_length} tokens, "
                 "prompt and answer together",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 
 
@@ -26,5 +27,8 @@ def bind(host: str, port: int = 0) -> socket.socket:
         listener.bind((host, port))
     except OSError as exc:
         listener.close()
-        raise OSError(exc.errno, f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+        text = f"cannot listen on {host}:{port}: {exc.strerror}"
+        if exc.errno == errno.EADDRINUSE:
+            text = f"port {port} of {host} is in use; give another one, or 0 for a free one"
+        raise OSError(exc.errno, text) from exc
     return listener

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr
@@ -145,6 +147,12 @@ class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
         fields: dict[str, Any] = Qwen3OmniCheckpoint.from_dir(self.model_path).config[f"{stage}_config"]
         return dict(fields["text_config"])
 
+    @property
+    def random_weights(self) -> bool:
+        """Whether the checkpoint says that its weights are random, as a tiny one does."""
+        file = Path(self.model_path) / "config.json"
+        return file.is_file() and bool(json.loads(file.read_bytes()).get("random_weights"))
+
     # If set, the checkpoint is taken for one whose quantized weights have so many bytes each.
     _stored_item: float | None = PrivateAttr(default=None)
 
@@ -213,6 +221,7 @@ class Qwen3OmniPipelineConfig(Qwen3OmniThinkerPipelineConfig):
     """Text, images, audio and video in, text and speech out."""
 
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
+    terminal_modalities: ClassVar[dict[str, str]] = {"decode": "text", "code2wav": "audio"}
 
     stages: list[StageConfig] = Field(default_factory=speech_stages)
     terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"

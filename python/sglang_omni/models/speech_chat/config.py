@@ -81,6 +81,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     tasks: ClassVar[tuple[str, ...]] = ("chat", "completion", "speech", "transcription", "translation")
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
+    terminal_modalities: ClassVar[dict[str, str]] = {"decode": "text", "speak": "audio"}
     voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default", *OPENAI_VOICES)
     spoken_languages: ClassVar[tuple[str, ...]] = ("en",)
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS

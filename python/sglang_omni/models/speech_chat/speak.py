@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.speech_chat.components.voice import DEFAULT_SEED, SAMPLE_RATE, Voice
+from sglang_omni.models.speech_chat.components.voice import DEFAULT_SEED, SAMPLE_RATE, Voice, from_onset
 from sglang_omni.preprocessing.request import stage_params, task_of, wants_stream
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
+from sglang_omni.proto.tasks import AudioChunk, AudioResult
 from sglang_omni.scheduling.playback import Playback
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
@@ -72,7 +73,7 @@ class SpeakSession(StreamSession):
     def end(self) -> Iterator[Any]:
         return self._speak(self._sentences.flush())
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> AudioResult:
         """
         Raises:
             RequestError: The voice has no sound for any of the text.
@@ -82,16 +83,26 @@ class SpeakSession(StreamSession):
                 "input holds nothing that this English voice can speak", param="input", code="invalid_value"
             )
         audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
-        return {**_audio_chunk(audio), "text": "".join(self._text).strip()}
+        return AudioResult(
+            modality="audio",
+            audio_data=audio,
+            sample_rate=SAMPLE_RATE,
+            text="".join(self._text).strip(),
+        )
 
-    def _speak(self, sentences: list[str]) -> Iterator[dict[str, Any]]:
+    def _speak(self, sentences: list[str]) -> Iterator[AudioChunk]:
         for sentence in sentences:
             audio = self._voice.speak(sentence, self._speed, self._seed)
             if len(audio):
+                if not self._audio:
+                    # Between sentences silence is a pause; before the first one it is a wait.
+                    audio = from_onset(audio)
                 self._audio.append(audio)
                 if self._playback is not None:
                     self._playback.feed(self._clock(), len(audio) / SAMPLE_RATE)
-                yield {**_audio_chunk(audio), "spoken_text": sentence}
+                yield AudioChunk(
+                    modality="audio", audio_data=audio, sample_rate=SAMPLE_RATE, spoken_text=sentence
+                )
 
     def _runs_dry(self) -> bool:
         playback = self._playback
@@ -100,7 +111,3 @@ class SpeakSession(StreamSession):
             and playback.first_sound is not None
             and playback.in_hand_s(self._clock()) < LEAST_IN_HAND_S
         )
-
-
-def _audio_chunk(audio: NDArray[np.float32]) -> dict[str, Any]:
-    return {"modality": "audio", "audio_data": audio, "sample_rate": SAMPLE_RATE}

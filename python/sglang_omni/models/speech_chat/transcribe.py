@@ -6,7 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, SpeechSegment, Whisper
@@ -20,6 +20,7 @@ from sglang_omni.preprocessing.request import (
     task_of,
 )
 from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.proto.tasks import TextChunk, Transcript, TranscriptPiece
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class TranscribeSession(StreamSession):
     def result(self) -> dict[str, Any]:
         return self._result
 
-    def _chat(self, payload: StagePayload) -> Iterator[dict[str, Any] | None]:
+    def _chat(self, payload: StagePayload) -> Iterator[TextChunk | None]:
         transcripts = []
         for clip in payload.data["clips"]:
             texts = []
@@ -151,25 +152,27 @@ class TranscribeSession(StreamSession):
         if reading is not None:
             self._result["reading"] = reading
         if transcript is not None and answers_in_text(payload.request):
-            yield {"modality": "text", "input_transcript": transcript}
+            yield TextChunk(modality="text", input_transcript=transcript)
 
-    def _transcription(self, payload: StagePayload) -> Iterator[dict[str, Any] | None]:
+    def _transcription(self, payload: StagePayload) -> Iterator[TextChunk | None]:
         recording = AudioRecording(payload.data["audio"], self._limits)
         options = _options(payload.request)
-        segments: list[dict[str, Any]] = []
+        segments: list[TranscriptPiece] = []
         for start, window in recording.windows():
             for heard in self._recognizer.whisper.segments(window, **options):
-                segment = asdict(heard.after(start)) | {"seek": round(start * 100)}
+                # Its fields are those of a TranscriptPiece, but for ``seek``.
+                segment = cast(TranscriptPiece, asdict(heard.after(start)) | {"seek": round(start * 100)})
                 text = f" {heard.text}" if segments else heard.text
                 segments.append(segment)
-                yield {"modality": "text", "text": text, "segments": [segment]}
+                yield TextChunk(modality="text", text=text, segments=[segment])
             yield None
-        self._result = {
-            "text": " ".join(segment["text"] for segment in segments),
-            "language": "en",
-            "duration": recording.seconds,
-            "segments": segments,
-        }
+        transcript = Transcript(
+            text=" ".join(segment["text"] for segment in segments),
+            language="en",
+            duration=recording.seconds,
+            segments=segments,
+        )
+        self._result = {**transcript}
 
 
 def _options(request: OmniRequest) -> dict[str, Any]:

@@ -269,6 +269,11 @@ class Coordinator:
                 load[instance] = load.get(instance, 0) + 1
         return load
 
+    def held_at(self, request_id: str, *, owner: str | None = None) -> list[str]:
+        """The instances that hold the owner's request; none if it is not running."""
+        tracked = self._requests.running.get((owner, request_id))
+        return [] if tracked is None else self._counts.holders(tracked.wire_id)
+
     def ongoing_requests(self, instances: Iterable[str]) -> int:
         """How many requests are held by at least one of these instances."""
         return len(self._counts.held_by(instances))
@@ -379,7 +384,7 @@ class Coordinator:
         if tracked.replicas:
             self.replicas.release(tracked.replicas)
             self.admission.admit_next()
-        if state is RequestState.COMPLETED and not self._counts.is_settled(tracked.wire_id):
+        if state is RequestState.COMPLETED and not self._settling.is_settled(tracked):
             self._settling.add(tracked)
             return
         self._counts.forget(tracked.wire_id)

@@ -48,6 +48,11 @@ class TrackedRequest:
     owner: str | None = None
 
     @property
+    def is_reported(self) -> bool:
+        """Whether each stage that answered has also reported its visit, which comes a moment later."""
+        return self.results.keys() <= self.trace.timings.keys()
+
+    @property
     def name(self) -> OwnedId:
         """Unique among all running requests."""
         return self.owner, self.request_id

@@ -1,4 +1,8 @@
-"""Answered requests that a stage still holds, for example in a branch whose result is not needed."""
+"""Answered requests that a stage still holds, for example in a branch whose result is not needed.
+
+A stage that answers within one interval of its reports has reported nothing of the request yet, and its
+counts are as if it had never come: such a request waits for the report of that visit, too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ _SETTLE_S = 1.0
 
 
 class SettlingRequests:
-    """Keeps the counts of answered requests until no stage holds them, or aborts them after a while.
+    """Keeps answered requests until no stage holds them and all is reported, or aborts them after a while.
 
     Args:
         counts: The coordinator's; a request is forgotten there when it leaves here.
@@ -43,14 +47,23 @@ class SettlingRequests:
         return entry[0] if (entry := self._requests.get(wire_id)) is not None else None
 
     def update(self, message: ProgressMessage) -> None:
-        """Lets go of the requests that these changes, which are counted already, have settled."""
+        """Lets go of the requests that this report, which is counted already, has settled."""
         self._reporting.add(message.from_stage)
         if not self._requests:
             return
         for wire_id, _, _ in message.changes:
-            if wire_id in self._requests and self._counts.is_settled(wire_id):
-                del self._requests[wire_id]
-                self._counts.forget(wire_id)
+            self._let_go(wire_id)
+        for wire_id, _, _, _ in message.spans:
+            self._let_go(wire_id)
+
+    def is_settled(self, tracked: TrackedRequest) -> bool:
+        """Whether no stage holds an answered request, and no report of it is missing."""
+        return self._counts.is_settled(tracked.wire_id) and tracked.is_reported
+
+    def _let_go(self, wire_id: str) -> None:
+        if (tracked := self.get(wire_id)) is not None and self.is_settled(tracked):
+            del self._requests[wire_id]
+            self._counts.forget(wire_id)
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -27,6 +27,7 @@ from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage.warm_up import warm_up
 from sglang_omni.pipeline.transport.control_plane import StageControlPlane
 from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.generators import generator_scheduler, is_generator
 from sglang_omni.scheduling.messages import RankedScheduler, Scheduler
 from sglang_omni.scheduling.ranks import RankGroup
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
@@ -111,7 +112,8 @@ def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Schedu
             "model: it does not take tp_rank and tp_size"
         )
     schedulers = [
-        as_scheduler(factory(**arguments), stage=stage.name, factory=path) for _ in range(stage.num_workers)
+        as_scheduler(factory(**arguments), stage=stage.name, factory=path, feeds_stages=bool(stage.stream_to))
+        for _ in range(stage.num_workers)
     ]
     warm_up(
         launch.instance,
@@ -130,12 +132,16 @@ def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Schedu
     return schedulers[0] if len(schedulers) == 1 else WorkerPool(schedulers)
 
 
-def as_scheduler(product: Any, *, stage: str, factory: str) -> Scheduler:
+def as_scheduler(product: Any, *, stage: str, factory: str, feeds_stages: bool = False) -> Scheduler:
     """The scheduler in what a stage's factory returned.
 
     A factory may return a scheduler (anything with ``inbox``, ``outbox``, ``start``, ``stop`` and
     ``abort``), an executor of the legacy form, or a plain function. The function, async or not, gets the
-    request's ``StagePayload`` and returns the next one, or only its ``data``.
+    request's ``StagePayload`` and returns the next one, or only its ``data``. A generator function yields
+    chunks.
+
+    Args:
+        feeds_stages: True if the stage's chunks go to other stages, whether or not the caller streams.
 
     Raises:
         TypeError: The product is none of these.
@@ -145,6 +151,13 @@ def as_scheduler(product: Any, *, stage: str, factory: str) -> Scheduler:
     if hasattr(product, "as_scheduler"):
         return product.as_scheduler()
     if callable(product):
+        if is_generator(product):
+            return generator_scheduler(product, feeds_stages=feeds_stages)
+        if inspect.isasyncgenfunction(product):
+            raise TypeError(
+                f"stage {stage!r}: factory {factory!r} returned an async generator function, which no stage "
+                "runs; write it with def in place of async def"
+            )
         return SimpleScheduler(returning_payload(product))
     raise TypeError(
         f"stage {stage!r}: factory {factory!r} returned a {type(product).__name__}, expected a scheduler, an "

@@ -115,6 +115,7 @@ class Incoming:
 
     async def receive(self, item: Item) -> None:
         """Takes an item of a stage in this process. Waits while this stage is full."""
+        self._touch()
         if type(item) is not End:
             await self._backpressure.wait()
         self.accept(item)

@@ -117,6 +117,8 @@ class TinyShape:
             "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
             "model_type": "qwen3_omni_moe",
             "dtype": self.dtype,
+            # No published checkpoint has this one. The server tells it to its clients.
+            "random_weights": True,
             "enable_audio_output": self.talker,
             "im_start_token_id": tokenizer.id("<|im_start|>"),
             "im_end_token_id": tokenizer.id("<|im_end|>"),

@@ -23,6 +23,12 @@ OPENAI_VOICES = (
 # Seed of the voice's noise: the same text always sounds the same.
 DEFAULT_SEED = 0
 
+# What is this much below a sentence's loudest 10 ms is silence.
+_SILENCE = 1e-3
+_FRAME = SAMPLE_RATE // 100
+# Kept before the onset, which may be soft.
+_LEAD_IN_FRAMES = 4
+
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)")
 _LINE_MARK = re.compile(r"^\s*(?:#{1,6}\s+|[-*+•]\s+|>\s+)", re.MULTILINE)
 _EMPHASIS = re.compile(r"\*+|`+|~~|(?<!\w)_+|_+(?!\w)")
@@ -60,6 +66,25 @@ class Voice:
         import numpy as np
 
         return np.clip(self._model(speakable(sentence), speed=speed, seed=seed), -1.0, 1.0)
+
+
+def from_onset(speech: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``speech`` without the silence that it begins with: about a quarter of a second of each sentence.
+
+    Args:
+        speech: float32, shape (samples,), 24 kHz.
+
+    Returns:
+        A view of its end, in whole 10 ms.
+    """
+    import numpy as np
+
+    frames = speech[: len(speech) // _FRAME * _FRAME].reshape(-1, _FRAME)
+    if not len(frames):
+        return speech
+    loudness = np.abs(frames).max(axis=1)
+    onset = int(np.argmax(loudness > _SILENCE * loudness.max()))
+    return speech[max(0, onset - _LEAD_IN_FRAMES) * _FRAME :]
 
 
 def speakable(text: str) -> str:

@@ -1,0 +1,159 @@
+"""What a request of each task brings into a pipeline, and what the pipeline answers.
+
+All of these are plain dicts while they travel: ``TextResult(text="Hello")`` is ``{"text": "Hello"}``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Required, TypedDict
+
+Task = Literal["chat", "completion", "speech", "transcription", "translation"]
+TASKS: tuple[Task, ...] = ("chat", "completion", "speech", "transcription", "translation")
+
+
+class ChatInputs(TypedDict):
+    """``OmniRequest.inputs`` of ``/v1/chat/completions`` and ``/v1/realtime``: OpenAI's messages."""
+
+    messages: list[dict[str, Any]]
+
+
+class CompletionInputs(TypedDict, total=False):
+    """``OmniRequest.inputs`` of ``/v1/completions`` and ``/generate``: one of the two."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+
+
+class SpeechInputs(TypedDict):
+    """``OmniRequest.inputs`` of ``/v1/audio/speech``: the text to speak."""
+
+    text: str
+
+
+class TranscriptionInputs(TypedDict):
+    """``OmniRequest.inputs`` of ``/v1/audio/transcriptions`` and ``.../translations``: an encoded file."""
+
+    audio: bytes
+
+
+class TokenUsage(TypedDict, total=False):
+    """Token counts in OpenAI's form; ``total_tokens`` is the sum of the two if it is left out."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    completion_tokens_details: dict[str, int]
+
+
+class TranscriptPiece(TypedDict, total=False):
+    """A stretch of a transcript, as OpenAI's segments; ``start`` and ``end`` in seconds."""
+
+    start: Required[float]
+    end: Required[float]
+    text: Required[str]
+    words: list[dict[str, Any]]
+    seek: int
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class TextChunk(TypedDict, total=False):
+    """What a stage adds to the text of an answer, sent while it works.
+
+    Attributes:
+        text: The new text alone.
+        token_ids: The new tokens.
+        reasoning: New text of what a thinking model writes before its answer.
+        tool_calls: What is new of calls of tools: dicts of ``index``, ``id``, ``name``, ``arguments``.
+        logprobs: Of the new tokens.
+        segments: The new stretches of a transcript.
+        input_transcript: What the request's own sound says.
+        modality: ``"text"``, which may be left out.
+    """
+
+    text: str
+    token_ids: list[int]
+    reasoning: str
+    tool_calls: list[dict[str, Any]]
+    logprobs: list[dict[str, Any]]
+    segments: list[TranscriptPiece]
+    input_transcript: str
+    modality: str
+
+
+class AudioChunk(TypedDict, total=False):
+    """What a stage adds to the sound of an answer, sent while it works.
+
+    Attributes:
+        audio_data: The new samples: float of shape (n,), in [-1, 1], an array or a tensor.
+        sample_rate: Hz, the same for all chunks of an answer.
+        text: New text of the answer, if it comes with the sound.
+        spoken_text: The text that these samples speak, if another stage sends the text of the answer.
+        modality: ``"audio"``, which may be left out.
+    """
+
+    audio_data: Required[Any]
+    sample_rate: Required[int]
+    text: str
+    spoken_text: str
+    modality: str
+
+
+class TextResult(TypedDict, total=False):
+    """The whole answer to a chat or a completion, in text.
+
+    Attributes:
+        finish_reason: ``"stop"`` (if it is left out), ``"length"`` or ``"tool_calls"``.
+        token_ids, reasoning, tool_calls, logprobs, input_transcript: As in ``TextChunk``, whole.
+        prompt_logprobs: Of the prompt's tokens.
+        modality: ``"text"``, which may be left out.
+    """
+
+    text: Required[str]
+    finish_reason: str | None
+    usage: TokenUsage
+    token_ids: list[int]
+    reasoning: str
+    tool_calls: list[dict[str, Any]]
+    logprobs: list[dict[str, Any]]
+    prompt_logprobs: list[dict[str, Any]]
+    input_transcript: str | None
+    modality: str
+
+
+class AudioResult(TypedDict, total=False):
+    """The whole answer in sound: to a text to speak, or with its ``text`` to a chat.
+
+    Attributes:
+        audio_data: float of shape (n,), in [-1, 1], an array or a tensor.
+        sample_rate: Hz.
+        codes: The codec's codes of each frame, shape (frames, groups).
+    """
+
+    audio_data: Required[Any]
+    sample_rate: Required[int]
+    text: str
+    finish_reason: str | None
+    usage: TokenUsage
+    codes: Any
+    modality: str
+
+
+class Transcript(TypedDict, total=False):
+    """The whole answer to a recording.
+
+    Attributes:
+        language: A code, such as ``"en"``.
+        duration: Seconds of the recording.
+        segments: Its stretches, for subtitles and ``verbose_json``.
+    """
+
+    text: Required[str]
+    language: str
+    duration: float
+    segments: list[TranscriptPiece]
+    modality: str
