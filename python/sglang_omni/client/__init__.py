@@ -1,6 +1,8 @@
 """Clients of a pipeline: through its coordinator in this process, or over HTTP through a base URL."""
 
 from sglang_omni.client.client import Client, transcription_request
+from sglang_omni.client.devices import Player, SoundDeviceError, microphone, play, record
+from sglang_omni.client.sound import Sound, save
 from sglang_omni.client.sync import SyncClient
 from sglang_omni.client.types import (
     AbortResult,
@@ -11,14 +13,18 @@ from sglang_omni.client.types import (
     GenerateChunk,
     GenerateRequest,
     Message,
+    ModelInfo,
     SamplingParams,
+    ServerUnreachable,
     SpeechResult,
+    SpeechStreamChunk,
     TokenLogprob,
     ToolCall,
     TranscriptionResult,
     TranscriptionSegment,
     TranscriptionWord,
     UsageInfo,
+    VoiceList,
 )
 from sglang_omni.proto import RequestError
 
@@ -32,9 +38,15 @@ __all__ = [
     "GenerateChunk",
     "GenerateRequest",
     "Message",
+    "ModelInfo",
+    "Player",
     "RequestError",
     "SamplingParams",
+    "ServerUnreachable",
+    "Sound",
+    "SoundDeviceError",
     "SpeechResult",
+    "SpeechStreamChunk",
     "SyncClient",
     "TokenLogprob",
     "ToolCall",
@@ -42,5 +54,10 @@ __all__ = [
     "TranscriptionSegment",
     "TranscriptionWord",
     "UsageInfo",
+    "VoiceList",
+    "microphone",
+    "play",
+    "record",
+    "save",
     "transcription_request",
 ]

@@ -237,7 +237,7 @@ def check_format(response_format: str) -> None:
             import soxr  # noqa: F401
         except ImportError as exc:
             raise ValueError(
-                f"audio format {response_format!r} needs PyAV and soxr: {install_line('serve')}, or use wav "
+                f"audio format {response_format!r} needs PyAV and soxr: {install_line('audio')}, or use wav "
                 "or pcm"
             ) from exc
         if _CODECS[response_format].encoder not in av.codecs_available:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sglang_omni.client.audio import AudioFileEncoder, Base64Pieces
 from sglang_omni.client.local import CoordinatorLike, LocalTransport
 from sglang_omni.client.observer import RequestObserver
-from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.transport import Deltas, Transport
 from sglang_omni.client.types import (
     AbortResult,
@@ -18,9 +17,15 @@ from sglang_omni.client.types import (
     CompletionStreamChunk,
     GenerateChunk,
     GenerateRequest,
+    ModelInfo,
     SpeechResult,
+    SpeechStreamChunk,
     TranscriptionResult,
+    VoiceList,
 )
+
+if TYPE_CHECKING:
+    from sglang_omni.client.realtime.session import RealtimeSession
 
 
 class Client:
@@ -34,6 +39,14 @@ class Client:
             request = GenerateRequest(messages=[{"role": "user", "content": "Hello"}])
             print((await client.completion(request)).text)
 
+    Args:
+        coordinator: A coordinator, or a base URL.
+        base_url: The URL of any server with OpenAI's API, with or without a final ``/v1``.
+        api_key: Sent as a bearer token.
+        max_retries: How often a request over HTTP is repeated at most, before the first byte of its answer:
+            if the server cannot be reached, or answers 429 or 503; if the connection is lost, only with a
+            ``request_id`` of the caller's, which the server refuses to run twice at once.
+
     Attributes:
         coordinator: The coordinator it was given; None over a base URL.
     """
@@ -44,6 +57,7 @@ class Client:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
+        max_retries: int = 2,
     ) -> None:
         target = coordinator if base_url is None else base_url
         if target is None or (coordinator is not None and base_url is not None):
@@ -53,7 +67,7 @@ class Client:
         if isinstance(target, str):
             from sglang_omni.client.http import HttpTransport
 
-            self._transport = HttpTransport(target, api_key=api_key)
+            self._transport = HttpTransport(target, api_key=api_key, max_retries=max_retries)
         else:
             self.coordinator = target
             self._transport = LocalTransport(target)
@@ -63,7 +77,7 @@ class Client:
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Yields chunks as they come; the last one, with ``finish_reason``, is the whole result."""
         request.check()
-        async with aclosing(self._transport.generate(request, request_id or new_request_id())) as chunks:
+        async with aclosing(self._transport.generate(request, request_id)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -81,9 +95,7 @@ class Client:
             on_chunk: Called with the chunks that it is joined from; over HTTP there are none.
         """
         request.check()
-        return await self._transport.completion(
-            request, request_id or new_request_id(), audio_format, on_chunk
-        )
+        return await self._transport.completion(request, request_id, audio_format, on_chunk)
 
     async def completion_stream(
         self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
@@ -137,16 +149,20 @@ class Client:
         speed: float = 1.0,
     ) -> SpeechResult:
         """Speaks ``request.prompt``, ``speed`` times as fast as the voice's own pace."""
-        extra = {**request.extra_params, "speed": speed} if speed != 1.0 else request.extra_params
-        request = replace(
-            request,
-            stream=False,
-            extra_params=extra,
-            output_modalities=["audio"],
-            metadata={"task": "speech", **request.metadata},
-        )
-        request.check()
-        return await self._transport.speech(request, request_id or new_request_id(), response_format)
+        request = _spoken(request, speed, stream=False)
+        return await self._transport.speech(request, request_id, response_format)
+
+    async def speech_stream(
+        self, request: GenerateRequest, *, request_id: str | None = None, speed: float = 1.0
+    ) -> AsyncGenerator[SpeechStreamChunk, None]:
+        """Speaks ``request.prompt``; yields the sound as it comes."""
+        request = _spoken(request, speed, stream=True)
+        deltas = Deltas()
+        async with aclosing(self._transport.generate(request, request_id)) as chunks:
+            async for chunk in chunks:
+                samples = deltas.new_audio(chunk)
+                if samples is not None:
+                    yield SpeechStreamChunk(chunk.request_id, samples, deltas.sample_rate)
 
     async def transcribe(
         self,
@@ -166,9 +182,11 @@ class Client:
     ) -> TranscriptionResult:
         """Transcribes an encoded audio file.
 
+        ``session_id``, ``owner``, ``model`` and ``timings`` are as the fields of ``GenerateRequest``, and all
+        else is as in ``transcription_request``.
+
         Args:
-            session_id, owner, model, timings: As the fields of ``GenerateRequest``.
-            language, prompt, temperature, word_timestamps, translate: As in ``transcription_request``.
+            audio: The file.
             timeout: In seconds.
         """
         request = transcription_request(
@@ -191,10 +209,50 @@ class Client:
     ) -> TranscriptionResult:
         """The whole transcript of a ``transcription_request``."""
         request.check()
-        collected, last = await self._transport.collect(request, request_id or new_request_id())
+        collected, last = await self._transport.collect(request, request_id)
         return TranscriptionResult(
             collected.text, last.language, last.duration, last.segments, last.timings, last.worker
         )
+
+    def realtime(
+        self,
+        *,
+        model: str | None = None,
+        instructions: str | None = None,
+        voice: str | None = None,
+        speak: bool = True,
+        detect_turns: bool | dict[str, Any] = True,
+        session: dict[str, Any] | None = None,
+    ) -> RealtimeSession:
+        """A spoken conversation over ``/v1/realtime``, with any server that speaks OpenAI's protocol.
+
+            async with client.realtime(instructions="Be brief.") as session:
+                answer = await session.ask("Hello")
+
+        Args:
+            instructions: The system prompt.
+            speak: False for answers in text alone.
+            detect_turns: True if the server is to hear when the speaker has ended; False if ``commit`` says
+                so; or OpenAI's object ``turn_detection``.
+            session: Further fields of OpenAI's object ``session``.
+
+        Raises:
+            ClientError: The client has a coordinator, not a base URL.
+        """
+        from sglang_omni.client.realtime.session import RealtimeSession
+        from sglang_omni.client.realtime.settings import session_fields
+
+        base_url, headers = self._transport.address()
+        fields = session_fields(instructions, voice, speak, detect_turns, session)
+        return RealtimeSession(base_url, headers, model, fields)
+
+    async def models(self) -> list[ModelInfo]:
+        """The models that the server serves."""
+        return await self._transport.models()
+
+    async def voices(self) -> VoiceList:
+        """The voices of the server's model."""
+        return await self._transport.voices()
 
     async def abort(self, request_id: str, *, owner: str | None = None) -> AbortResult:
         """Ends the running request of this id, among those of ``owner`` (``GenerateRequest.owner``)."""
@@ -209,6 +267,12 @@ class Client:
         if isinstance(self._transport, LocalTransport):
             self._transport.observer = observer
 
+    def require_answers(self) -> None:
+        """Makes a result that is no answer to its request's task a ClientError, which says what is expected
+        of which stage, if requests go to a coordinator in this process."""
+        if isinstance(self._transport, LocalTransport):
+            self._transport.must_answer = True
+
     async def close(self) -> None:
         """Closes the client's connections; a coordinator goes on."""
         await self._transport.close()
@@ -218,6 +282,20 @@ class Client:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
+
+
+def _spoken(request: GenerateRequest, speed: float, *, stream: bool) -> GenerateRequest:
+    """The request to speak its prompt."""
+    extra = {**request.extra_params, "speed": speed} if speed != 1.0 else request.extra_params
+    request = replace(
+        request,
+        stream=stream,
+        extra_params=extra,
+        output_modalities=["audio"],
+        metadata={"task": "speech", **request.metadata},
+    )
+    request.check()
+    return request
 
 
 def transcription_request(

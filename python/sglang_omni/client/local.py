@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import Any, Protocol
 
+from sglang_omni.client.answer_checks import check_answer, check_fields
 from sglang_omni.client.observer import RequestObserver
+from sglang_omni.client.request_id import new_request_id
+from sglang_omni.client.results import read_chunk, result_chunk
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     GenerateChunk,
     GenerateRequest,
     TokenLogprob,
     ToolCall,
-    TranscriptionSegment,
     UsageInfo,
     join_tool_calls,
 )
-from sglang_omni.proto import OmniRequest, RequestError, StageTime, StreamMessage
+from sglang_omni.proto import CompleteMessage, OmniRequest, RequestError, StageTime, StreamMessage
+from sglang_omni.proto.tasks import ChatInputs, CompletionInputs, SpeechInputs, TranscriptionInputs
 
 # Stages report their times in batches, at most this long after the result.
 _TIMINGS_LAG_S = 0.03
+# The sender of a result that is merged from several stages.
+_MERGED = "coordinator"
+_TEXT = {"text"}
 # Marks a stream that ended without a result.
 _END = object()
 
@@ -39,13 +45,22 @@ class CoordinatorLike(Protocol):
 
 
 class LocalTransport(Transport):
+    """
+    Attributes:
+        observer: Told of every request; None: nothing is.
+        must_answer: Whether a result that is no answer to its request's task is an error. A program may run a
+            pipeline for any result; a server's routes cannot.
+    """
+
     def __init__(self, coordinator: CoordinatorLike) -> None:
         self.coordinator = coordinator
         self.observer: RequestObserver | None = None
+        self.must_answer = False
 
     async def generate(
-        self, request: GenerateRequest, request_id: str
+        self, request: GenerateRequest, request_id: str | None
     ) -> AsyncGenerator[GenerateChunk, None]:
+        request_id = request_id or new_request_id()
         omni_request = to_omni_request(request)
         watch = None if self.observer is None else self.observer.begin(request, request_id)
         deadline = None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
@@ -58,21 +73,24 @@ class LocalTransport(Transport):
                     anext(stream, _END) if stream else self.coordinator.submit(request_id, omni_request),
                 )
                 if stream is not None and isinstance(message, StreamMessage):
+                    if self.must_answer:
+                        check_fields(message.chunk, stage=message.from_stage)
                     chunk = parts.chunk(message)
                     if watch is not None:
                         watch.chunk(chunk)
                     yield chunk
                     continue
                 if message is _END:
-                    if parts.any:
+                    if parts.told:
                         chunk = parts.whole(parts.finish_reason or "stop")
                         if watch is not None:
                             watch.chunk(chunk)
                         yield chunk
                     return
-                chunk = result_chunk(
-                    request_id, message if stream is None else message.result, parts.finish_reason or "stop"
-                )
+                result, stage = (message, self._only_terminal) if stream is None else _outcome(message)
+                if self.must_answer:
+                    check_answer(request.task, result, parts.told, stage=stage)
+                chunk = result_chunk(request_id, result, parts.finish_reason or "stop")
                 chunk.usage = chunk.usage or parts.usage
                 if request.timings:
                     chunk.timings = await self._timings(request_id, request.owner)
@@ -102,12 +120,23 @@ class LocalTransport(Transport):
     def health(self) -> dict[str, Any]:
         return dict(self.coordinator.health())  # type: ignore[attr-defined]
 
+    @property
+    def _only_terminal(self) -> str | None:
+        """The stage that a bare result is from; None if it may be from one of several."""
+        terminals = getattr(self.coordinator, "terminal_stages", ())
+        return next(iter(terminals)) if len(terminals) == 1 else None
+
     async def _timings(self, request_id: str, owner: str | None) -> dict[str, StageTime] | None:
         timings = getattr(self.coordinator, "timings", None)
         if timings is None:
             return None
         await asyncio.sleep(_TIMINGS_LAG_S)
         return dict(timings(request_id, **_owned(owner)))
+
+
+def _outcome(message: CompleteMessage) -> tuple[Any, str | None]:
+    """A request's result, and the stage that it is from; None if it is merged from several."""
+    return message.result, None if message.from_stage == _MERGED else message.from_stage
 
 
 def _owned(owner: str | None) -> dict[str, str]:
@@ -160,7 +189,8 @@ class _Parts:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.any = False
+        # The fields that the chunks had.
+        self.told: set[str] = set()
         self.text = ""
         self.reasoning = ""
         self.tool_calls: list[ToolCall] = []
@@ -169,11 +199,11 @@ class _Parts:
         self.usage: UsageInfo | None = None
 
     def chunk(self, message: StreamMessage) -> GenerateChunk:
-        chunk = _chunk(self.request_id, message.chunk)
+        chunk = read_chunk(self.request_id, message.chunk)
         chunk.stage_name = message.stage_name or message.from_stage
         if message.modality:
             chunk.modality = message.modality
-        self.any = True
+        self.told |= message.chunk.keys() if isinstance(message.chunk, dict) else _TEXT
         self.text += chunk.text
         self.reasoning += chunk.reasoning
         self.logprobs += chunk.logprobs
@@ -214,16 +244,20 @@ def to_omni_request(request: GenerateRequest) -> OmniRequest:
     return OmniRequest(inputs=_inputs(request, task), params=_params(request), metadata=metadata)
 
 
-def _inputs(request: GenerateRequest, task: str) -> dict[str, Any]:
+def _inputs(
+    request: GenerateRequest, task: str
+) -> ChatInputs | CompletionInputs | SpeechInputs | TranscriptionInputs | dict[str, Any]:
     if isinstance(request.prompt, dict):
         return dict(request.prompt)
     if request.prompt is not None:
-        return {"text" if task == "speech" else "prompt": request.prompt}
+        if task == "speech":
+            return SpeechInputs(text=request.prompt)
+        return CompletionInputs(prompt=request.prompt)
     if request.prompt_token_ids is not None:
-        return {"prompt_token_ids": list(request.prompt_token_ids)}
+        return CompletionInputs(prompt_token_ids=list(request.prompt_token_ids))
     if request.audio is not None:
-        return {"audio": request.audio}
-    return {"messages": request.message_dicts}
+        return TranscriptionInputs(audio=request.audio)
+    return ChatInputs(messages=request.message_dicts)
 
 
 def _params(request: GenerateRequest) -> dict[str, Any]:
@@ -244,80 +278,3 @@ def _params(request: GenerateRequest) -> dict[str, Any]:
     if request.tool_choice is not None:
         params["tool_choice"] = request.tool_choice
     return {**params, **request.extra_params}
-
-
-def result_chunk(request_id: str, result: Any, finish_reason: str = "stop") -> GenerateChunk:
-    """The last chunk, from one terminal stage's result or from ``{stage: result}`` of several.
-
-    Args:
-        finish_reason: Of a result that has none.
-    """
-    if _is_merged(result):
-        parts = [_chunk(request_id, part) for part in result.values() if part is not None]
-        spoken = next((part for part in parts if part.audio_data is not None), None)
-        chunk = next((part for part in parts if part.audio_data is None), parts[0])
-        if spoken is not None:
-            chunk.audio_data, chunk.sample_rate = spoken.audio_data, spoken.sample_rate
-            chunk.audio_codes = spoken.audio_codes
-            chunk.usage = chunk.usage or spoken.usage
-    else:
-        chunk = _chunk(request_id, result)
-    chunk.finish_reason = chunk.finish_reason or finish_reason
-    chunk.result = result
-    return chunk
-
-
-def _is_merged(result: Any) -> bool:
-    return (
-        isinstance(result, dict)
-        and len(result) > 1
-        and any(isinstance(part, dict) for part in result.values())
-        and all(part is None or isinstance(part, dict) for part in result.values())
-        and not _RESULT_FIELDS.intersection(result)
-    )
-
-
-_RESULT_FIELDS = {"text", "modality", "audio_data", "audio", "token_ids", "finish_reason"}
-
-
-def _chunk(request_id: str, data: Any) -> GenerateChunk:
-    if isinstance(data, GenerateChunk):
-        data.request_id = request_id
-        return data
-    chunk = GenerateChunk(request_id)
-    if isinstance(data, Mapping):
-        _read_fields(chunk, data)
-    elif isinstance(data, int) and not isinstance(data, bool):
-        chunk.token_ids = [data]
-    elif data is not None:
-        chunk.text = str(data)
-    return chunk
-
-
-def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
-    text = data.get("text")
-    chunk.text = text if isinstance(text, str) else ""
-    chunk.modality = data.get("modality") or chunk.modality
-    audio = data.get("audio_data")
-    chunk.audio_data = data.get("audio") if audio is None else audio
-    if chunk.audio_data is not None:
-        chunk.modality = "audio"
-    chunk.sample_rate = data.get("sample_rate")
-    chunk.finish_reason = data.get("finish_reason")
-    chunk.usage = UsageInfo.from_dict(data.get("usage"))
-    chunk.stage_name = data.get("stage_name")
-    chunk.input_transcript = data.get("input_transcript")
-    chunk.language = data.get("language")
-    chunk.duration = data.get("duration")
-    chunk.segments = [TranscriptionSegment.from_dict(segment) for segment in data.get("segments") or ()]
-    codes = data.get("codes")
-    if codes is not None:
-        chunk.audio_codes = codes.tolist() if hasattr(codes, "tolist") else [list(frame) for frame in codes]
-    token_ids = data.get("token_ids")
-    if token_ids is not None:
-        chunk.token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
-    chunk.reasoning = data.get("reasoning") or ""
-    chunk.spoken_text = data.get("spoken_text") or ""
-    chunk.tool_calls = [ToolCall(**call) for call in data.get("tool_calls") or ()]
-    chunk.logprobs = [TokenLogprob.from_wire(token) for token in data.get("logprobs") or ()]
-    chunk.prompt_logprobs = [TokenLogprob.from_wire(token) for token in data.get("prompt_logprobs") or ()]

@@ -20,15 +20,18 @@ from sglang_omni.client.audio import (
     encode_audio,
     to_mono,
 )
+from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.types import (
     ClientError,
     CompletionAudio,
     CompletionResult,
     GenerateChunk,
     GenerateRequest,
+    ModelInfo,
     SpeechResult,
     TokenLogprob,
     ToolCall,
+    VoiceList,
 )
 
 
@@ -140,12 +143,20 @@ class Collected:
         return self._audio[0]
 
 
+_OVER_HTTP = "only a server has that; use a client of its base URL"
+
+
 class Transport(ABC):
-    """A connection to a pipeline. Every method may raise RequestError (the request is at fault), RuntimeError
-    (the service is) and TimeoutError. Requests have passed ``GenerateRequest.check``."""
+    """A connection to a pipeline. A request without an id gets a random one.
+
+    Every method may raise RequestError (the request is at fault), RuntimeError (the service is) and
+    TimeoutError. Requests have passed ``GenerateRequest.check``.
+    """
 
     @abstractmethod
-    def generate(self, request: GenerateRequest, request_id: str) -> AsyncGenerator[GenerateChunk, None]:
+    def generate(
+        self, request: GenerateRequest, request_id: str | None
+    ) -> AsyncGenerator[GenerateChunk, None]:
         """Yields the request's chunks. Leaving the iteration early aborts the request."""
 
     @abstractmethod
@@ -154,15 +165,26 @@ class Transport(ABC):
     @abstractmethod
     def health(self) -> dict[str, Any]: ...
 
+    async def models(self) -> list[ModelInfo]:
+        raise ClientError(f"models: {_OVER_HTTP}")
+
+    async def voices(self) -> VoiceList:
+        raise ClientError(f"voices: {_OVER_HTTP}")
+
+    def address(self) -> tuple[str, dict[str, str]]:
+        """The base URL, and the headers that show the key."""
+        raise ClientError(f"realtime: {_OVER_HTTP}")
+
     async def close(self) -> None:
         return None
 
     async def collect(
         self,
         request: GenerateRequest,
-        request_id: str,
+        request_id: str | None,
         on_chunk: Callable[[GenerateChunk], None] | None = None,
     ) -> tuple[Collected, GenerateChunk]:
+        request_id = request_id or new_request_id()
         collected = Collected()
         async with aclosing(self.generate(request, request_id)) as chunks:
             async for chunk in chunks:
@@ -176,10 +198,11 @@ class Transport(ABC):
     async def completion(
         self,
         request: GenerateRequest,
-        request_id: str,
+        request_id: str | None,
         audio_format: str,
         on_chunk: Callable[[GenerateChunk], None] | None = None,
     ) -> CompletionResult:
+        request_id = request_id or new_request_id()
         collected, last = await self.collect(request, request_id, on_chunk)
         audio = None
         samples = collected.audio()
@@ -209,7 +232,10 @@ class Transport(ABC):
             prompt_logprobs=last.prompt_logprobs,
         )
 
-    async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:
+    async def speech(
+        self, request: GenerateRequest, request_id: str | None, response_format: str
+    ) -> SpeechResult:
+        request_id = request_id or new_request_id()
         collected, last = await self.collect(request, request_id)
         samples = collected.audio()
         if samples is None:

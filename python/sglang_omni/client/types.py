@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sglang_omni.client.samples import Samples
 from sglang_omni.proto import RequestError, StageTime
 
 
@@ -21,6 +23,10 @@ class ClientError(RuntimeError):
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class ServerUnreachable(ClientError):
+    """No server listens at the base URL, or its name is unknown."""
 
 
 @dataclass
@@ -83,9 +89,10 @@ class SamplingParams:
         logit_bias: Added to the logits of tokens, by token id.
         logprobs: Tell each output token's log-probability, and those of this many of the likeliest tokens.
         prompt_logprobs: The same for the tokens of the prompt.
-        json_schema, regex, ebnf, structural_tag: What the output must match, at most one of them: a JSON
-            schema as JSON text, a regular expression, a grammar in GBNF, or xgrammar's structural tag as JSON
-            text.
+        json_schema: What the output must match, as JSON text. At most one of this and the next three is set.
+        regex: The same, as a regular expression.
+        ebnf: The same, as a grammar in GBNF.
+        structural_tag: The same, as xgrammar's structural tag in JSON text.
     """
 
     temperature: float | None = None
@@ -123,7 +130,7 @@ class ToolCall:
 
     Attributes:
         index: Which of the answer's calls.
-        id, name: None in a chunk that continues a call.
+        id: None in a chunk that continues a call; so is ``name``.
         arguments: JSON text; of a chunk, the next piece of it.
     """
 
@@ -263,8 +270,7 @@ class TranscriptionSegment:
 
     Attributes:
         words: If the request wants them.
-        seek, tokens, temperature, avg_logprob, compression_ratio, no_speech_prob: As in OpenAI's segments;
-            None if the model does not tell them.
+        seek: As in OpenAI's segments, and so are the fields after it; None if the model does not tell them.
     """
 
     start: float
@@ -340,6 +346,11 @@ class CompletionAudio:
     data: str
     transcript: str | None = None
 
+    @property
+    def audio_bytes(self) -> bytes:
+        """``data``, decoded: the file."""
+        return base64.b64decode(self.data)
+
 
 @dataclass
 class CompletionResult:
@@ -393,6 +404,11 @@ class CompletionStreamChunk:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
+    @property
+    def audio_bytes(self) -> bytes:
+        """``audio_b64``, decoded."""
+        return base64.b64decode(self.audio_b64 or "")
+
 
 @dataclass
 class SpeechResult:
@@ -433,3 +449,49 @@ class AbortResult:
 
     def __bool__(self) -> bool:
         return self.success
+
+
+@dataclass
+class SpeechStreamChunk:
+    """The next piece of a text that is being spoken.
+
+    Attributes:
+        samples: float32 of shape (samples,), from -1 to 1.
+        sample_rate: In Hz.
+    """
+
+    request_id: str
+    samples: Samples
+    sample_rate: int
+
+
+@dataclass
+class ModelInfo:
+    """A model that a server serves. What the server does not tell is None.
+
+    Attributes:
+        owned_by: Of a server of this package, ``sglang-omni``.
+        tasks: Of ``chat``, ``completion``, ``speech``, ``transcription`` and ``translation``.
+        input_modalities: Of ``text``, ``audio``, ``image`` and ``video``, as are ``output_modalities``.
+    """
+
+    id: str
+    owned_by: str | None = None
+    tasks: list[str] | None = None
+    input_modalities: list[str] | None = None
+    output_modalities: list[str] | None = None
+
+    @classmethod
+    def from_dict(cls, model: Mapping[str, Any], told: Mapping[str, Any]) -> ModelInfo:
+        """From an entry of ``/v1/models`` and the whole of ``/get_model_info``."""
+        names = ("tasks", "input_modalities", "output_modalities")
+        return cls(str(model["id"]), model.get("owned_by"), *(told.get(name) for name in names))
+
+
+@dataclass
+class VoiceList:
+    """The names that ``voice`` may have; ``languages`` is None if the server does not tell any."""
+
+    voices: list[str]
+    languages: list[str] | None = None
+    model: str | None = None

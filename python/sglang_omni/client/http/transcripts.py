@@ -6,8 +6,11 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
+from sglang_omni.client.http.bodies import common_fields
+from sglang_omni.client.http.call import HttpCall
 from sglang_omni.client.languages import language_code
-from sglang_omni.client.types import GenerateChunk, GenerateRequest, TranscriptionSegment, TranscriptionWord
+from sglang_omni.client.media import media_kind
+from sglang_omni.client.types import GenerateChunk, TranscriptionSegment, TranscriptionWord
 
 TRANSCRIPT_PATHS = {
     "transcription": "/v1/audio/transcriptions",
@@ -16,21 +19,27 @@ TRANSCRIPT_PATHS = {
 _GRANULARITIES = "timestamp_granularities[]"
 
 
-def transcript_form(request: GenerateRequest, request_id: str) -> tuple[str, dict[str, Any]]:
-    """The path, and the content of the request as httpx takes it."""
-    form: dict[str, Any] = {"response_format": "verbose_json", "request_id": request_id}
-    if request.model:
-        form["model"] = request.model
+def transcript_form(call: HttpCall) -> dict[str, Any]:
+    """The form's fields besides the file."""
+    request = call.request
+    form: dict[str, Any] = {"response_format": "verbose_json"} | common_fields(call)
     if request.timings:
         form["timings"] = "true"
+    if request.timeout is not None:
+        form["timeout"] = str(request.timeout)
     if request.stream:
         form["stream"] = "true"
     params = dict(request.extra_params)
     if params.pop("word_timestamps", False):
         form[_GRANULARITIES] = ["segment", "word"]
     form.update({name: str(value) for name, value in params.items()})
-    files = {"file": ("audio", request.audio or b"", "application/octet-stream")}
-    return TRANSCRIPT_PATHS[request.task], {"data": form, "files": files}
+    return form
+
+
+def recording_file(audio: bytes) -> tuple[str, bytes, str]:
+    """The form's file: its name, which tells OpenAI's servers the format, its content and its type."""
+    kind = media_kind(audio)
+    return f"audio.{kind.ending}" if kind else "audio", audio, "application/octet-stream"
 
 
 def transcript_chunk(request_id: str, fields: Mapping[str, Any], worker: str | None) -> GenerateChunk:

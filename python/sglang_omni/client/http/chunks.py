@@ -1,0 +1,111 @@
+"""What a server has answered to a chat or a completion, as chunks: whole bodies and the events of streams."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+from sglang_omni.client.samples import DEFAULT_SAMPLE_RATE, decode_pcm, decode_wav
+from sglang_omni.client.types import GenerateChunk, TokenLogprob, ToolCall, UsageInfo
+
+
+def completion_chunk(
+    request_id: str, fields: dict[str, Any], worker: str | None, *, decode_audio: bool = True
+) -> GenerateChunk:
+    """The last chunk, from the body of a whole chat or text completion."""
+    choice = fields["choices"][0]
+    message = choice.get("message") or {}
+    audio = message.get("audio") or {}
+    chunk = GenerateChunk(
+        request_id,
+        text=choice.get("text") or message.get("content") or audio.get("transcript") or "",
+        finish_reason=choice.get("finish_reason") or "stop",
+        usage=UsageInfo.from_dict(fields.get("usage")),
+        input_transcript=fields.get("heard"),
+        timings=fields.get("timings"),
+        token_ids=choice.get("token_ids") or [],
+        audio_codes=audio.get("codes") or [],
+        worker=worker,
+        result=fields,
+        reasoning=_reasoning(message),
+        tool_calls=_tool_calls(message),
+        logprobs=_logprobs(choice),
+    )
+    if audio and decode_audio:
+        chunk.audio_data, chunk.sample_rate = decode_wav(base64.b64decode(audio["data"]))
+    return chunk
+
+
+def delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
+    """A chunk, from one event of a chat or text completion's stream."""
+    chunk = GenerateChunk(
+        request_id,
+        usage=UsageInfo.from_dict(event.get("usage")),
+        input_transcript=event.get("heard"),
+        timings=event.get("timings"),
+    )
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        audio = delta.get("audio") or {}
+        chunk.text = choice.get("text") or delta.get("content") or audio.get("transcript") or ""
+        chunk.finish_reason = choice.get("finish_reason")
+        chunk.token_ids = choice.get("token_ids") or []
+        chunk.audio_codes = audio.get("codes") or []
+        chunk.reasoning = _reasoning(delta)
+        chunk.tool_calls = _tool_calls(delta)
+        chunk.logprobs = _logprobs(choice)
+        if audio.get("data"):
+            chunk.modality = "audio"
+            chunk.audio_data = decode_pcm(base64.b64decode(audio["data"]))
+            chunk.sample_rate = audio.get("sample_rate") or DEFAULT_SAMPLE_RATE
+    return chunk
+
+
+def _reasoning(message: dict[str, Any]) -> str:
+    """Under DeepSeek's and SGLang's name, or vLLM's."""
+    return message.get("reasoning_content") or message.get("reasoning") or ""
+
+
+def _tool_calls(message: dict[str, Any]) -> list[ToolCall]:
+    """The calls of a whole message, or what a delta adds to them."""
+    calls = []
+    for place, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function") or {}
+        calls.append(
+            ToolCall(
+                call.get("index", place),
+                call.get("id"),
+                function.get("name"),
+                function.get("arguments") or "",
+            )
+        )
+    return calls
+
+
+def _logprobs(choice: dict[str, Any]) -> list[TokenLogprob]:
+    """Those of a chat's tokens, or in the lists of a completion; an id that a server does not tell is -1."""
+    told = choice.get("logprobs") or {}
+    if "tokens" in told:
+        lists = (
+            told["tokens"],
+            told["token_logprobs"],
+            told.get("top_logprobs") or [None] * len(told["tokens"]),
+        )
+        return [
+            replace(
+                _logprob({"token": token, "logprob": logprob}),
+                top=[_logprob({"token": each, "logprob": value}) for each, value in (top or {}).items()],
+            )
+            for token, logprob, top in zip(*lists, strict=True)
+        ]
+    return [
+        replace(_logprob(token), top=[_logprob(other) for other in token.get("top_logprobs") or ()])
+        for token in told.get("content") or ()
+    ]
+
+
+def _logprob(token: dict[str, Any]) -> TokenLogprob:
+    return TokenLogprob(
+        token["token"], token.get("token_id", -1), token["logprob"], bytes(token.get("bytes") or ())
+    )
