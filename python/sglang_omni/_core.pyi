@@ -84,7 +84,7 @@ class Codec:
     def forget_names(self) -> None:
         """Forget which class each name stands for, because one of them has changed."""
 
-# --- relay -----------------------------------------------------------------------------------
+# --- relay, on Linux only -------------------------------------------------------------------
 
 Place = tuple[int, int, int, int, int]
 """Where a payload lies: segment, offset, length, ticket, generation."""

@@ -19,7 +19,8 @@ from sglang_omni.gpus import Gpu
 from sglang_omni.packages import install_line
 from sglang_omni.relay.shm.cuda_driver import CudaError, NoCudaDriver, cuda_driver
 
-Status = Literal["ok", "warn", "fail"]
+# "missing" is what a machine need not have.
+Status = Literal["ok", "missing", "warn", "fail"]
 
 # CUDA's major version -> the first driver that serves it, and the oldest GPUs for which it compiles (CUDA's
 # release notes; the compute capability).

@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.router.flags import parse
+from sglang_omni.command_line import CommandParser
 from sglang_omni.serve.launch.stopping import on_stop_signals
 
 _EXAMPLES = """
@@ -25,13 +25,12 @@ docs/hosts.md explains ports, keys, and what happens when a host or a link fails
 """
 
 
-def build_parser(prog: str = "sgl-omni host") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser(prog: str = "sgl-omni host") -> CommandParser:
+    parser = CommandParser(
         prog=prog,
         description="Join a coordinator over the network; run the stages that its config puts on this node.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--coordinator",
@@ -58,7 +57,7 @@ def build_parser(prog: str = "sgl-omni host") -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> int:
     parser = build_parser(prog)
-    args = parse(parser, argv)
+    args = parser.parse_args(argv)
     logging.basicConfig(
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [host {args.name}] %(name)s: %(message)s",

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from sglang_omni import __version__
+from sglang_omni.command_line import CommandParser
 from sglang_omni.router import RouterConfig, run_router
-from sglang_omni.router.flags import add_flags, parse
+from sglang_omni.router.flags import add_flags
 
 _EXAMPLES = """
 examples:
@@ -20,9 +21,9 @@ docs/router.md explains the options and lists the endpoints.
 """
 
 
-def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.ArgumentParser:
+def build_parser(prog: str = "python -m sglang_omni.launch_router") -> CommandParser:
     """The router's options: the fields of `RouterConfig`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=prog,
         usage="%(prog)s --worker-urls URL... [--OPTION VALUE]...",
         description="Route each request to the OpenAI-compatible server that most likely has the start of "
@@ -38,7 +39,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omni.launch_router") -> int:
     """Runs the router until a signal ends it; returns the exit status, which is 2 for wrong options."""
     parser = build_parser(prog)
-    config = RouterConfig(**vars(parse(parser, argv)))
+    config = RouterConfig(**vars(parser.parse_args(argv)))
     try:
         return run_router(config)
     except ValueError as error:

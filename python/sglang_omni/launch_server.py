@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni._core import check_router_config
-from sglang_omni.router.flags import add_flags, known_options, parse, port
+from sglang_omni._core import check_router_config, router_policies
+from sglang_omni.command_line import CommandParser
+from sglang_omni.router.flags import add_flags, port
 from sglang_omni.serve.launch.counterparts import counterpart
 from sglang_omni.serve.launch.flags import count, not_empty, passed_on, seconds
 from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, add_health_flags, apply_health_flags
@@ -52,13 +53,12 @@ _PASSED_ON = (
 )
 
 
-def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser(prog: str = "python -m sglang_omni.launch_server") -> CommandParser:
+    parser = CommandParser(
         prog=prog,
         usage="%(prog)s [MODEL] [--port PORT] [--dp-size REPLICAS] [--OPTION VALUE]...",
         description="Serve an omni model with an OpenAI-compatible API.",
         epilog="Options with --router- in front are the router's, which --dp-size 2 or more starts.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "model",
@@ -120,8 +120,8 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     parser.add_argument(
         "--policy",
         dest="router_policy",
+        choices=router_policies(),
         default=argparse.SUPPRESS,
-        metavar="POLICY",
         help="short for --router-policy",
     )
     add_health_flags(parser)
@@ -154,14 +154,14 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         return 130
 
 
-def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+def _parse(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
     """The options, with the server's keys as ``access`` and the fields of the RouterConfig as ``router``.
 
     Ends the program if they are wrong or do not fit together.
     """
-    if elsewhere := counterpart(argv, known_options(parser)):
+    if elsewhere := counterpart(argv, parser.options()):
         parser.error(elsewhere)
-    args = parse(parser, argv)
+    args = parser.parse_args(argv)
     if args.model is not None:
         if args.model_path not in (None, args.model):
             parser.error(f"the model is given twice, as {args.model!r} and --model-path {args.model_path!r}")
@@ -219,15 +219,24 @@ def _serve(args: argparse.Namespace) -> int:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
     except ProcessFailure as exc:
         raise LaunchError(exc.reason) from exc
-    except (OSError, ValueError, RuntimeError) as exc:
+    except OSError as exc:
+        raise LaunchError(_without_number(exc)) from exc
+    except (ValueError, RuntimeError) as exc:
         raise LaunchError(str(exc)) from exc
+
+
+def _without_number(exc: OSError) -> str:
+    if exc.strerror is None:
+        return str(exc)
+    return f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
 
 
 def _plan(args: argparse.Namespace) -> PipelinePlan:
     """The plan of the pipeline that the flags describe; raises what ``_serve`` tells."""
     from sglang_omni.config import validate_config
-    from sglang_omni.serve.launch.preflight import check_gpus
+    from sglang_omni.serve.launch.preflight import check_gpus, check_system
 
+    check_system()
     config = load_pipeline(args.model_path, args.config, args.revision)
     apply_model_flags(config, args)
     apply_health_flags(config, args)

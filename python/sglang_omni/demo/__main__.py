@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from sglang_omni.client import ClientError, RequestError
+from sglang_omni.command_line import CommandParser
 from sglang_omni.demo import qwen3_omni_tiny, speech_chat
 from sglang_omni.demo.report import DemoFailed
 from sglang_omni.demo.stopping import Stopped, end_by_exception
@@ -16,10 +16,9 @@ _DEMOS = {"speech-chat": speech_chat.run, "qwen3-omni-tiny": qwen3_omni_tiny.run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m sglang_omni.demo",
         description="Ask a question; see and hear the answer.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--model",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sglang_omni.client import GenerateRequest, SamplingParams, SpeechResult, SyncClient
 from sglang_omni.demo.answer import Answer, ask, show_times
+from sglang_omni.demo.hearing import let_hear, show_next
 from sglang_omni.demo.report import DemoFailed, save, show
 from sglang_omni.demo.servers import servers
 
@@ -26,6 +27,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"Starting {_REPLICAS} replicas and the router; the first start prepares the model.", flush=True)
     with servers(args.port, flags, replicas=_REPLICAS) as base_url, SyncClient(base_url) as client:
         _converse(client, args.say, args.out)
+        show_next(serving=args.keep_serving)
         if args.keep_serving:
             print(f"\nServing a page and the API on {base_url}. Ctrl-C stops it.", flush=True)
             signal.pause()
@@ -40,6 +42,7 @@ def _converse(client: SyncClient, question: str, folder: Path) -> None:
         raise DemoFailed("the answer has no text")
     wav = answer.wav()
     show("said", save(wav, folder / "answer.wav"))
+    let_hear(folder / "answer.wav")
     show("heard back", client.transcribe(wav).text)
     show_times(answer)
     show("served by", f"replica {answer.last.worker}" if answer.last.worker else "no replica that is named")

@@ -1,11 +1,9 @@
-"""Command-line flags of the router, one for each field of `RouterConfig`, and a strict parser of flags."""
+"""Command-line flags of the router, one for each field of `RouterConfig`."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
@@ -34,39 +32,6 @@ def add_flags(parser: argparse.ArgumentParser, *, prefix: str = "", without: Col
             "help": _help(each),
         }
         groups[section].add_argument(*names, **settings, **_reading(each, kind))
-
-
-def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """``parse_args`` that suggests the nearest option for an unknown one.
-
-    Options must not be abbreviated: a new option could make an abbreviation ambiguous.
-    """
-    parser.allow_abbrev = False
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        meant = meant_option(unknown[0].partition("=")[0], known_options(parser))
-        hint = f"; did you mean {meant}?" if meant else ""
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    return args
-
-
-def known_options(parser: argparse.ArgumentParser) -> list[str]:
-    """The parser's long options in all spellings of its help."""
-    return re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
-
-
-def meant_option(given: str, known: Sequence[str]) -> str | None:
-    """The known option nearest to an unknown one; None if none is near.
-
-    An option of the same name with a prefix comes first: ``--router-api-key`` for ``--api-key``.
-    """
-    name = given.lstrip("-")
-    prefixed = [option for option in known if option.endswith(f"-{name}")] if name else []
-    if prefixed:
-        return min(prefixed, key=len)
-    by_name = {option.lstrip("-"): option for option in known}
-    near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.75)
-    return by_name[near[0]] if near else None
 
 
 def options() -> Iterator[tuple[Field[Any], Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import os
@@ -12,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from sglang_omni.router.flags import parse
+from sglang_omni.command_line import CommandParser
 from sglang_omni.router.scrape import Change, NotARouter, Router, RouterUnreachable, Snapshot
 
 _GREEN, _YELLOW, _RED, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in ("32", "33", "31", "2", "1", "0"))
@@ -24,8 +23,8 @@ _FIRST_BYTE = "worker_time_to_first_byte_seconds"
 _COLUMNS = ("WORKER", "STATE", "LOAD", "REQ/S", "P50", "P99", "FAIL/S", "REQUESTS", "FAILURES", "TREE")
 
 
-def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser(prog: str = "sgl-omni route top") -> CommandParser:
+    parser = CommandParser(
         prog=prog,
         description="Watch a router: its workers, their load, hit rate and latencies. q ends it. "
         "If the output is not a terminal, it prints one table.",
@@ -52,7 +51,7 @@ def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni route top") -> int:
     """Returns the exit status: 1 if there is no router, or the router refuses the key."""
     parser = build_parser(prog)
-    args = parse(parser, argv)
+    args = parser.parse_args(argv)
     if not args.interval > 0:
         parser.error("--interval must be more than 0 seconds")
     url = args.url.rstrip("/") if "://" in args.url else f"http://{args.url.rstrip('/')}"

@@ -1,8 +1,7 @@
-"""``sgl-omni doctor``: what this machine has and lacks, a line for each fact, with what mends it."""
+"""What ``sgl-omni doctor`` finds of this machine and its packages, a fact each, with what mends it."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
@@ -13,20 +12,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from sglang_omni import diagnosis
+from sglang_omni.cli.doctor.uses import use_findings
 from sglang_omni.diagnosis import Finding, version_of
 from sglang_omni.gpus import Gpu, NvlinkUnknown, nvlink_pairs, visible_gpus
 from sglang_omni.packages import DISTRIBUTION, install_line
 
-# Extra -> the package that it adds.
-_EXTRAS = {"nixl": "nixl", "mooncake": "mooncake-transfer-engine-non-cuda", "ray": "ray"}
 _IMPORT_TIMEOUT_S = 300.0
 _WANTED_FILES = 65_536
 _WANTED_SHM_BYTES = 1 << 30
-
-_MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
 _TORCH_PROBE = """
 import json, torch
@@ -38,26 +33,6 @@ except Exception as error:
     found["error"] = str(error).partition("\\n")[0]
 print(json.dumps(found))
 """
-
-
-def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni doctor") -> int:
-    """Prints the findings. Returns 1 if something is wrong, else 0."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Say what this machine has and lacks to serve models; exit status 1 if something fails.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
-    args = parser.parse_args(argv)
-    findings = examine()
-    if args.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=1))
-    else:
-        for finding in findings:
-            print(f"{_MARKS[finding.status]}  {finding.name}: {finding.text}")
-            if finding.mend:
-                print(f"      -> {finding.mend}")
-    return 1 if any(finding.status == "fail" for finding in findings) else 0
 
 
 def examine() -> list[Finding]:
@@ -73,7 +48,7 @@ def examine() -> list[Finding]:
         lambda: _mps(gpus),
         lambda: _limits(gpus),
         _shared_memory,
-        _extras,
+        use_findings,
     ]
     findings: list[Finding] = []
     for check in checks:
@@ -275,13 +250,6 @@ def _shared_memory() -> list[Finding]:
             )
         ]
     return [Finding("ok", "/dev/shm", text)]
-
-
-def _extras() -> list[Finding]:
-    return [
-        Finding("ok", f"extra {extra!r}", version_of(package) or f"not installed ({install_line(extra)})")
-        for extra, package in _EXTRAS.items()
-    ]
 
 
 def _run(code: str) -> str | Finding:

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import httpx
+from sglang_omni.cli.connection import add_connection_flags, api_key
+from sglang_omni.command_line import CommandParser
+
+if TYPE_CHECKING:
+    # Imported late, so that --help is fast.
+    import httpx
 
 _TIMEOUT_S = 30.0
 
 
-def build_parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def build_parser(prog: str) -> CommandParser:
+    parser = CommandParser(
         prog=prog,
         description="Fetch the trace of a request that a server has answered lately, over all its processes, "
         "to be opened in https://ui.perfetto.dev.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "request_id", metavar="REQUEST_ID", help="the x-request-id of the answer, or the id in its body"
     )
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:8000",
-        help="the server, or the router in front of several (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help="the key that the request was sent with; or set SGLANG_OMNI_API_KEY",
-    )
+    add_connection_flags(parser, with_model=False)
     parser.add_argument(
         "-o",
         "--output",
@@ -48,7 +42,10 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
 def main(argv: Sequence[str], *, prog: str = "sgl-omni trace") -> int:
     """Writes the trace to a file; returns the exit status."""
     args = build_parser(prog).parse_args(argv)
-    key = args.api_key or os.environ.get("SGLANG_OMNI_API_KEY", "").partition(" ")[0]
+    # Imported late, so that --help is fast.
+    import httpx
+
+    key = api_key(args)
     url = f"{args.url.rstrip('/')}/traces/{quote(args.request_id, safe='')}"
     try:
         answer = httpx.get(

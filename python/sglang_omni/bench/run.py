@@ -1,0 +1,161 @@
+"""One run: finds out what is served, warms it up, sends the load and collects what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_omni.bench.client_load import ClientLoad
+from sglang_omni.bench.clips import Clips, read_clips, spoken_clips
+from sglang_omni.bench.load import Load, run_load
+from sglang_omni.bench.outcome import CallFailed, Outcome
+from sglang_omni.bench.progress import Progress
+from sglang_omni.bench.prompts import BenchPrompts
+from sglang_omni.bench.target import Target
+from sglang_omni.bench.traffic import Asking, Traffic
+from sglang_omni.bench.traffic.realtime import RealtimeTraffic
+from sglang_omni.bench.traffic.speech import SpeechTraffic
+from sglang_omni.bench.traffic.text import ChatTraffic, CompletionTraffic
+from sglang_omni.bench.traffic.transcription import TranscriptionTraffic
+
+# The first number of a request to warm up: beyond those of a run, so what a run asks is in no cache yet.
+_WARMUPS = 2**32
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """
+    Attributes:
+        traffic: The kind of requests.
+        model: None for the first one that the server lists.
+        clips_path: A WAV file or a folder of them, for traffic that speaks; None for the server's own voice.
+        turns: Of each realtime session.
+        output_len: The most tokens of an answer of a realtime session.
+        more: Fields that each request has besides.
+        warmup: Requests that are sent first, one after another, and not measured.
+    """
+
+    traffic: str
+    model: str | None
+    voice: str | None
+    prompts: BenchPrompts
+    clips_path: Path | None
+    turns: int
+    output_len: int | None
+    more: dict[str, Any]
+    load: Load
+    warmup: int
+
+
+@dataclass
+class Result:
+    """
+    Attributes:
+        client: What the run cost this process; see ``ClientLoad.done``.
+        stopped: Whether Ctrl-C ended it.
+    """
+
+    model: str
+    outcomes: list[Outcome] = field(default_factory=list)
+    client: dict[str, float] = field(default_factory=dict)
+    stopped: bool = False
+
+
+async def run(options: RunOptions, target: Target) -> Result:
+    """
+    Raises:
+        CallFailed: The server cannot be asked at all: its models, a clip, or the first request to warm it up.
+        ValueError: The clips cannot be used.
+        OSError: They cannot be read.
+    """
+    async with target:
+        model = options.model or await _first_model(target)
+        asking = Asking(target, model, options.voice, options.more)
+        traffic = await _traffic(options, asking)
+        progress = Progress(options.load.count, options.load.duration)
+        for index in range(options.warmup):
+            progress.note(f"warming up, {index + 1} of {options.warmup}")
+            await traffic.ask(_WARMUPS + index, [Outcome(time.perf_counter())])
+        progress.clear()
+        return await _measured(options, model, traffic)
+
+
+async def _measured(options: RunOptions, model: str, traffic: Traffic) -> Result:
+    result = Result(model)
+    progress = Progress(options.load.count, options.load.duration)
+
+    async def ask(index: int, began: float, late: float) -> None:
+        outcomes = [Outcome(began, late)]
+        progress.sent += 1
+        try:
+            await traffic.ask(index, outcomes)
+        except CallFailed as exc:
+            outcomes[-1].error = exc
+        outcomes[-1].ended = time.perf_counter()
+        result.outcomes += outcomes
+        progress.ended += 1
+        progress.failed += outcomes[-1].error is not None
+
+    async with _stopped_by_ctrl_c() as stop:
+        client = ClientLoad()
+        beside = [asyncio.create_task(progress.show()), asyncio.create_task(client.watch())]
+        try:
+            await run_load(options.load, ask, stop)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            progress.clear()
+        result.client = client.done([outcome.late_s for outcome in result.outcomes])
+        result.stopped = stop.is_set()
+    return result
+
+
+async def _first_model(target: Target) -> str:
+    models = await target.models()
+    if not models:
+        raise CallFailed("no model", f"{target.url}/v1/models lists none; name one with --model")
+    return models[0]
+
+
+async def _traffic(options: RunOptions, asking: Asking) -> Traffic:
+    match options.traffic:
+        case "chat":
+            return ChatTraffic(asking, options.prompts, spoken=False)
+        case "spoken-chat":
+            return ChatTraffic(asking, options.prompts, spoken=True)
+        case "completions":
+            return CompletionTraffic(asking, options.prompts)
+        case "speech":
+            return SpeechTraffic(asking, options.prompts)
+    if options.clips_path is not None:
+        samples = read_clips(options.clips_path)
+    else:
+        samples = await spoken_clips(asking.target, asking.model, options.voice, options.prompts)
+    clips = Clips(samples, options.load.seed)
+    if options.traffic == "transcription":
+        return TranscriptionTraffic(asking, clips)
+    return RealtimeTraffic(asking, clips, options.turns, options.output_len)
+
+
+@asynccontextmanager
+async def _stopped_by_ctrl_c() -> AsyncIterator[asyncio.Event]:
+    """The first Ctrl-C ends the run, whose figures are shown; the second ends the program."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, end)
+    try:
+        yield stop
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
