@@ -6,7 +6,7 @@ from sglang_omni.serve.api.protocol.completions import CompletionRequest
 from sglang_omni.serve.api.protocol.content import ChatMessage
 from sglang_omni.serve.api.protocol.generate import GenerateSampling, NativeRequest
 from sglang_omni.serve.api.protocol.options import StreamOptions
-from sglang_omni.serve.api.protocol.speech import SpeechRequest
+from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest as SpeechRequest
 from sglang_omni.serve.api.protocol.transcriptions import TranscriptionForm
 
 __all__ = [

@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import Metric
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
+from sglang_omni.client.audio import encode_wav
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.errors import unavailable_headers
 from sglang_omni.serve.api.metrics import CONTENT_TYPE, family, stage_families
 from sglang_omni.serve.api.protocol.admin import AbortRequest
 from sglang_omni.serve.api.session import owner_of
@@ -24,6 +27,8 @@ from sglang_omni.serve.api.streaming import until_disconnect
 logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT = 20.0
+# Half a second for a pipeline that only listens.
+_SILENCE = encode_wav(np.zeros(8000, np.float32), 16_000)
 _STATES = ("pending", "running", "completed", "failed", "aborted")
 
 
@@ -34,14 +39,15 @@ def admin_routes(server: AppState) -> APIRouter:
     @router.get("/health")
     async def health() -> JSONResponse:
         """Whether the server takes requests."""
-        state = dict(server.client.health())
+        state = {"running": False, **server.client.health()}
         # New requests wait while a stage is restarted; if that takes long, they should go to another server.
-        serves = bool(state.get("running")) and not state.get("unserved_stages")
+        serves = state["running"] and not state.get("unserved_stages")
         if server.admission.closed is not None:
-            serves, state["error"] = False, server.admission.closed
+            serves, state["running"], state["error"] = False, False, server.admission.closed
         return JSONResponse(
             {"status": _status(server, state) if serves else "unhealthy", **state, **_limits(server)},
             status_code=200 if serves else 503,
+            headers={} if serves else unavailable_headers(ends=not state["running"]),
         )
 
     @router.get("/ping")
@@ -52,6 +58,7 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/version")
     async def version() -> JSONResponse:
+        """The version of this package."""
         from sglang_omni import __version__
 
         return JSONResponse({"version": __version__})
@@ -70,17 +77,20 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> JSONResponse:
+        """The served names, as OpenAI lists models."""
         return JSONResponse(
             {"object": "list", "data": [_model(server, name) for name in server.served_names]}
         )
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> JSONResponse:
+        """One served name."""
         return JSONResponse(_model(server, server.check_model(name)))
 
     @router.get("/model_info")
     @router.get("/get_model_info")
     async def model_info() -> JSONResponse:
+        """What the pipeline can do: its tasks, modalities and voices."""
         abilities = server.capabilities
         return JSONResponse(
             {
@@ -90,12 +100,14 @@ def admin_routes(server: AppState) -> APIRouter:
                 "input_modalities": _sorted(abilities.input_modalities),
                 "output_modalities": _sorted(abilities.output_modalities),
                 "voices": _sorted(abilities.voices),
+                "random_weights": abilities.random_weights,
                 "is_generation": True,
             }
         )
 
     @router.get("/get_server_info")
     async def server_info() -> JSONResponse:
+        """The config, and where things run."""
         from sglang_omni import __version__
 
         return JSONResponse(
@@ -118,6 +130,7 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
+        """Metrics in Prometheus's text format."""
         return Response(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
 
     @router.post("/abort_request")
@@ -130,7 +143,7 @@ def admin_routes(server: AppState) -> APIRouter:
         request_id = body.request_id or body.rid
         if not request_id:
             raise RequestError(
-                "request_id: which request?", param="request_id", code="missing_required_parameter"
+                "request_id: is required", param="request_id", code="missing_required_parameter"
             )
         if body.rid not in (None, request_id):
             raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
@@ -164,8 +177,14 @@ async def _probe(server: AppState) -> None:
     elif "chat" in tasks:
         messages: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
         request = GenerateRequest(messages=messages, sampling=sampling, metadata=metadata, stream=False)
-    else:
+    elif "speech" in tasks:
         request = GenerateRequest(prompt="Hi", metadata={"task": "speech"} | metadata, stream=False)
+    elif tasks:
+        task = "transcription" if "transcription" in tasks else "translation"
+        request = GenerateRequest(audio=_SILENCE, metadata={"task": task} | metadata, stream=False)
+    else:
+        # A text to speech model without its codec does none of the tasks.
+        request = GenerateRequest(prompt={"text": "Hi"}, metadata=metadata, stream=False)
     request.timeout = _PROBE_TIMEOUT
     await server.client.completion(request, request_id=f"health-{new_request_id()}")
 

@@ -10,6 +10,7 @@ from starlette.middleware import Middleware
 
 from sglang_omni import __version__
 from sglang_omni.client import Client
+from sglang_omni.config.graph import PipelineGraph
 from sglang_omni.serve.api import errors
 from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.admin import admin_routes
@@ -20,6 +21,7 @@ from sglang_omni.serve.api.chat import chat_routes
 from sglang_omni.serve.api.completions import completion_routes
 from sglang_omni.serve.api.embeddings import embedding_routes
 from sglang_omni.serve.api.generate import generate_routes
+from sglang_omni.serve.api.inside import inside_routes
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.origins import cross_origin
@@ -29,6 +31,7 @@ from sglang_omni.serve.api.realtime import realtime_routes
 from sglang_omni.serve.api.realtime_calls import realtime_call_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.responses import response_routes
+from sglang_omni.serve.api.route_hints import RouteHints
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.speech_batch import speech_batch_routes
 from sglang_omni.serve.api.speech_stream import speech_stream_routes
@@ -55,6 +58,7 @@ def create_app(
     info: Callable[[], dict[str, Any]] = dict,
     access: Access | None = None,
     tracer: Tracer | None = None,
+    graph: PipelineGraph | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -70,6 +74,7 @@ def create_app(
         info: Returns further fields of ``/get_server_info``.
         access: Keys, host names and web pages' origins; by default no key is asked for.
         tracer: Makes a span of each request, of its stages and their steps; None: no spans.
+        graph: The pipeline's stages and edges, which the page draws; None: it has nothing to draw.
     """
     server = AppState(
         client=client,
@@ -81,6 +86,7 @@ def create_app(
         bodies=JsonBodies(JsonLimits(max_json_size)),
         request_timeout=request_timeout,
         traces_steps=tracer is not None,
+        graph=graph,
     )
     access = access or Access()
     middleware = [
@@ -98,9 +104,15 @@ def create_app(
     ]
     # Without FastAPI's pages, which load scripts from other sites; /openapi.json stays.
     app = FastAPI(
-        title="sglang-omni", version=__version__, middleware=middleware, docs_url=None, redoc_url=None
+        title="sglang-omni",
+        version=__version__,
+        middleware=middleware,
+        docs_url=None,
+        redoc_url=None,
+        responses={"default": errors.TOLD},
     )
     app.state.server = server
+    hints = RouteHints()
     for routes in (
         chat_routes,
         completion_routes,
@@ -117,10 +129,13 @@ def create_app(
         embedding_routes,
         admin_routes,
         profile_routes,
+        inside_routes,
         page_routes,
     ):
-        app.include_router(routes(server))
-    errors.install(app)
+        router = routes(server)
+        app.include_router(router)
+        hints.add(router)
+    errors.install(app, hints)
     return app
 
 

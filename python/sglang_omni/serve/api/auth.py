@@ -21,6 +21,7 @@ from sglang_omni.serve.realtime.client_secrets import PREFIX, ClientSecret, Clie
 
 # Need no key: probes, and the page, which asks for the key that its requests then show.
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
+PAGE_PARTS = "/page/"
 # For administrators: they change the server for all clients, or show its internals.
 ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info", "/start_profile", "/stop_profile"})
 # Take JSON or no body.
@@ -78,7 +79,8 @@ class Guard:
             return secret.owner
         # What a WebSocket asks for comes later. Browsers open one for any page, without a preflight.
         acts = scope["type"] == "websocket" or scope["method"] not in _READING
-        if self._clients and not is_known and path not in OPEN_PATHS:
+        is_open = path in OPEN_PATHS or path.startswith(PAGE_PARTS)
+        if self._clients and not is_known and not is_open:
             raise _no_key(shown)
         if path in ADMIN_PATHS:
             self._check_admin(scope, headers, shown, is_admin=is_admin, is_known=is_known)

@@ -118,7 +118,7 @@ class JsonBodies:
         """
         body = await request.body()
         if not body:
-            raise RequestError(NO_OBJECT, code="invalid_type")
+            raise RequestError(f"{NO_OBJECT}; this one is empty", code="invalid_type")
         check_json_type(request.headers)
         if len(body) < _OFF_LOOP:
             return read_json(body, model, self._limits)

@@ -21,6 +21,8 @@ class AdminCoordinator(Protocol):
 
     def stage_stats(self) -> dict[str, dict[str, float]]: ...
 
+    def held_at(self, request_id: str, *, owner: str | None = None) -> list[str]: ...
+
     async def flush_cache(self) -> None: ...
 
     def trace(self, request_id: str, *, owner: str | None = None) -> RequestTrace | None: ...
@@ -62,6 +64,9 @@ class _PartialCoordinator:
     def stage_stats(self) -> dict[str, dict[str, float]]:
         return self._read("stage_stats")
 
+    def held_at(self, request_id: str, *, owner: str | None = None) -> list[str]:
+        return []
+
     async def flush_cache(self) -> None:
         flush = getattr(self._coordinator, "flush_cache", None)
         if flush is None:
@@ -96,6 +101,9 @@ class _RemoteCoordinator:
         raise NotImplementedError("load is known only to a client over a coordinator; see /get_load")
 
     stage_load = stage_stats = get_load
+
+    def held_at(self, request_id: str, *, owner: str | None = None) -> list[str]:
+        return []
 
     def trace(self, request_id: str, *, owner: str | None = None) -> RequestTrace | None:
         return None

@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 
 from sglang_omni.client import ClientError, RequestError
 from sglang_omni.proto import Unavailable, shortened
+from sglang_omni.serve.api.route_hints import RouteHints
 from sglang_omni.serve.api.validation import validation_error
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,21 @@ _HTTP_CODES = {
     405: "method_not_allowed",
     413: "request_too_large",
     429: "rate_limit_exceeded",
+}
+# What OpenAPI tells of an error of any route, in place of FastAPI's own, which none has.
+_TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+_FIELDS = {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
+TOLD: dict[str, Any] = {
+    "description": "An error",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["error"],
+                "properties": {"error": {"type": "object", "required": list(_FIELDS), "properties": _FIELDS}},
+            }
+        }
+    },
 }
 
 
@@ -81,15 +97,21 @@ def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResp
     if request_id:
         headers["x-request-id"] = request_id
     if status == 503:
-        headers["retry-after"] = "1"
-    if isinstance(exc, Unavailable):
-        # The next try must reach another server, to which this connection does not lead.
-        headers["connection"] = "close"
+        headers |= unavailable_headers(ends=isinstance(exc, Unavailable))
     return JSONResponse(body, status_code=status, headers=headers)
 
 
-def install(app: FastAPI) -> None:
-    """Have ``app`` answer every failure with OpenAI's error object."""
+def unavailable_headers(*, ends: bool) -> dict[str, str]:
+    """What a 503 tells a client, or a load balancer that asks for the server's health.
+
+    Args:
+        ends: The next try must reach another server, to which this connection does not lead.
+    """
+    return {"retry-after": "1", **({"connection": "close"} if ends else {})}
+
+
+def install(app: FastAPI, routes: RouteHints) -> None:
+    """Have ``app`` answer every failure with OpenAI's error object. ``routes``: those of the app."""
 
     async def invalid(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
@@ -98,11 +120,12 @@ def install(app: FastAPI) -> None:
     async def http(request: HTTPConnection, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
         message = str(exc.detail)
-        method = request.scope.get("method", "WebSocket")
+        method, path = request.scope.get("method", "WebSocket"), request.url.path
         if exc.status_code == 404:
-            message = f"no such route: {method} {request.url.path}"
+            message = f"no such route: {method} {path}{routes.hint(request.scope)}"
         elif exc.status_code == 405:
-            message = f"{request.url.path} does not take {method}"
+            allowed = (exc.headers or {}).get("Allow", "").replace(", ", " and ")
+            message = f"{path} takes {allowed}, not {method}" if allowed else f"{path} does not take {method}"
         return error_response(HTTPException(exc.status_code, message, exc.headers))
 
     async def disconnected(request: Request, exc: Exception) -> Response:

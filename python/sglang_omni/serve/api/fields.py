@@ -49,15 +49,25 @@ UNSUPPORTED_FIELDS = frozenset(
 )
 
 
-class ApiModel(BaseModel):
-    """Unknown fields and values of the wrong type are errors; numbers are finite.
+class ReceivedModel(BaseModel):
+    """What a client sends: unknown fields and values of the wrong type are errors; numbers are finite."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
+    )
+
+
+class ApiModel(ReceivedModel):
+    """The body of a request, or a part of it.
 
     An optional field that is null counts as left out: clients send all the fields they know.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), populate_by_name=True
-    )
+    model_config = ConfigDict(populate_by_name=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -74,15 +84,16 @@ def unsupported(message: str) -> PydanticCustomError:
 
 
 def _must_be(*harmless: Any) -> Any:
-    allowed = " or ".join(dict.fromkeys(_written(value) for value in harmless if value is not None))
-    hint = f"the only value is {allowed}" if allowed else "leave it out"
+    allowed = list(dict.fromkeys(_written(value) for value in harmless if value is not None))
+    hint = f"the only value is {' or '.join(allowed)}" if allowed else "leave it out"
 
     def check(value: Any) -> Any:
         if value is None or any(value == other and isinstance(other, type(value)) for other in harmless):
             return value
         raise unsupported(f"not supported here; {hint}")
 
-    schema = {"description": f"Only {allowed or 'left out'}."}
+    only = " or ".join(f"`{each}`" for each in allowed)
+    schema = {"description": f"Only {only}." if only else "Refused."}
     return Annotated[Any, AfterValidator(check), WithJsonSchema(schema)]
 
 
@@ -185,29 +196,37 @@ class SamplingFields(ApiModel):
     """How tokens are sampled, the same on every route for text. None leaves it to the model."""
 
     temperature: Temperature | None = None
+    """0 takes the likeliest token each time; higher draws more freely."""
     top_p: TopP | None = None
+    """Draw only among the likeliest tokens that have this probability together."""
     top_k: TopK | None = None
+    """Draw only among this many of the likeliest tokens; -1 and 0 are no limit."""
     min_p: MinP | None = None
+    """Draw only among tokens with at least this share of the likeliest one's probability."""
     repetition_penalty: RepetitionPenalty | None = None
+    """Above 1, tokens of the prompt and the answer become less likely to come again."""
     presence_penalty: Penalty | None = None
+    """Taken from the logits of tokens that the answer has already."""
     frequency_penalty: Penalty | None = None
+    """Taken from a token's logit for each time that the answer has it."""
     seed: Seed | None = None
+    """With the same seed, prompt and parameters, the same tokens are drawn."""
     stop: Stop | None = None
+    """The answer ends before any of these texts."""
     stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOP_TOKENS)] | None = None
+    """The answer ends at any of these tokens."""
     ignore_eos: bool = False
+    """Whether the answer goes on after the model's end token, up to its limit."""
 
 
 class ExtensionFields(ApiModel):
-    """Fields that this server adds to OpenAI's requests.
-
-    Attributes:
-        stage_params: Parameters for single stages, by stage name.
-        timeout: Seconds until the request is aborted and answered with a 504.
-        request_id: The request's id, for ``/abort_request`` and in logs.
-        timings: Whether the answer has the seconds of work and of waiting in each stage.
-    """
+    """Fields that this server adds to OpenAI's requests."""
 
     stage_params: StageParams | None = None
+    """Parameters for single stages, by stage name; they override those of the whole request."""
     timeout: Timeout | None = None
+    """Seconds until the request is aborted and answered with a 504."""
     request_id: RequestId | None = None
+    """The request's id, for ``/abort_request``, traces and the log; a new one if left out."""
     timings: bool = False
+    """Whether the answer has the seconds of work and of waiting in each stage."""

@@ -37,6 +37,14 @@ _UNDERRUNS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _REAL_TIME = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, 1.2, 1.5, 2.0, 5.0)
 
 
+class StageTotals(NamedTuple):
+    """Requests that a stage is done with, and the seconds of work on them and of their other time there."""
+
+    visits: float
+    work: float
+    wait: float
+
+
 class Metrics:
     """What one server counts. Each server has its own, outside of the process-wide registry."""
 
@@ -182,6 +190,19 @@ class Metrics:
         self._stage_visits.labels(stage).inc()
         self._stage_work.labels(stage).inc(max(0.0, work))
         self._stage_wait.labels(stage).inc(max(0.0, wait))
+
+    def stage_totals(self) -> dict[str, StageTotals]:
+        """What ``stage_visited`` has counted, by stage."""
+        columns = [
+            {
+                sample.labels["stage"]: sample.value
+                for family in counter.collect()
+                for sample in family.samples
+                if sample.name.endswith("_total")
+            }
+            for counter in (self._stage_visits, self._stage_work, self._stage_wait)
+        ]
+        return {stage: StageTotals(*(column[stage] for column in columns)) for stage in columns[0]}
 
     def played(self, playback: Playback) -> None:
         """Count what a listener has heard, if there was any sound."""

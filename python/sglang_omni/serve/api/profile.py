@@ -43,7 +43,7 @@ def profile_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
     running: _Profile | None = None
 
-    @router.post("/start_profile")
+    @router.post("/start_profile", openapi_extra=_optional_body())
     async def start_profile(request: Request) -> JSONResponse:
         """Record every request until ``/stop_profile``: its way through the processes and its steps."""
         nonlocal running
@@ -105,6 +105,12 @@ def profile_routes(server: AppState) -> APIRouter:
         return JSONResponse(_trace(server, generations))
 
     return router
+
+
+def _optional_body() -> dict[str, Any]:
+    """The body as OpenAPI tells it: it is read by hand, so FastAPI does not know its fields."""
+    schema = StartProfile.model_json_schema()
+    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
 
 
 async def _body(server: AppState, request: Request) -> StartProfile:

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from sglang_omni.client import ClientError, RequestError
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, Base64Pieces
 from sglang_omni.serve.api.bodies import JsonRoute
-from sglang_omni.serve.api.protocol.speech import SpeechRequest
+from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
 from sglang_omni.serve.api.session import session_key
 from sglang_omni.serve.api.spoken import (
     EncodedSpeech,
@@ -30,7 +30,7 @@ def speech_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/audio/speech", response_model=None)
-    async def speech(body: SpeechRequest, request: Request) -> Response:
+    async def speech(body: CreateSpeechRequest, request: Request) -> Response:
         """Speak a text."""
         server.check_model(body.model)
         check_speech(server, body, body.stage_params)
@@ -76,7 +76,7 @@ def speech_routes(server: AppState) -> APIRouter:
     return router
 
 
-async def _streamed(body: SpeechRequest, speech: EncodedSpeech, request_id: str) -> Response:
+async def _streamed(body: CreateSpeechRequest, speech: EncodedSpeech, request_id: str) -> Response:
     """A response that begins with the first bytes of the file: only then is the sample rate known."""
     pieces = speech.pieces()
     try:

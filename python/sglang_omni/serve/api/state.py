@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.client import Client, RequestError
+from sglang_omni.config.graph import PipelineGraph
 from sglang_omni.config.nearest import nearest
 from sglang_omni.preprocessing.request_params import RequestParams, check_params
 from sglang_omni.serve.api.admission import Admission
@@ -31,13 +32,14 @@ DEFAULT_MODEL_NAME = "sglang-omni"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a pipeline can do, as its config class declares in attributes of these names.
+    """What a pipeline can do, as its config says in ``serves``, or its class in attributes of these names.
 
     None: not declared, so nothing is refused for it. Names of voices are compared without regard to case.
 
     Attributes:
         adapters: The directories of LoRA adapters, by name.
         chat_prompts: Loads the model's tokenizer and chat template, without its weights.
+        random_weights: Whether what the model says means nothing.
     """
 
     tasks: frozenset[str] | None = None
@@ -49,13 +51,18 @@ class Capabilities:
     stages: frozenset[str] | None = None
     request_params: RequestParams | None = None
     chat_prompts: Callable[[], ChatPrompts] | None = None
+    random_weights: bool = False
 
     @classmethod
     def of(cls, config: Any) -> Capabilities:
         """The capabilities that a PipelineConfig declares, and the names of its stages."""
 
+        serves = getattr(config, "serves", None)
+
         def declared(name: str) -> frozenset[str] | None:
-            values: Iterable[str] | None = getattr(config, name, None)
+            values: Iterable[str] | None = getattr(serves, name, None)
+            if values is None:
+                values = getattr(config, name, None)
             return None if values is None else frozenset(values)
 
         voices = declared("voices")
@@ -69,6 +76,7 @@ class Capabilities:
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
             chat_prompts=getattr(config, "chat_prompts", None),
+            random_weights=getattr(config, "random_weights", False),
         )
 
 
@@ -88,6 +96,7 @@ class AppState:
         prompts: The model's tokenizer.
         history: The latest requests.
         traces_steps: Whether requests are traced with their steps, also if no profile runs.
+        graph: The pipeline, to be drawn; None if it is not known.
     """
 
     client: Client
@@ -105,6 +114,7 @@ class AppState:
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
     traces_steps: bool = False
+    graph: PipelineGraph | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
     coordinator: AdminCoordinator = field(init=False)
     prompts: Prompts = field(init=False)
@@ -120,6 +130,7 @@ class AppState:
         self.history = History(self.metrics, self.running)
         if isinstance(self.client, Client):
             self.client.observe(self.history)
+            self.client.require_answers()
 
     @property
     def served_name(self) -> str:

@@ -27,15 +27,30 @@ _LISTS = {"timestamp_granularities[]": "timestamp_granularities", "include[]": "
 _STREAMED = ("json", "text", "verbose_json")
 
 
+def _form_schema() -> dict[str, Any]:
+    """The form as OpenAPI tells it: it is read by hand, so FastAPI does not know its fields."""
+    schema = TranscriptionForm.model_json_schema()
+    written = {name: spelled for spelled, name in _LISTS.items()}
+    fields = {written.get(name, name): field for name, field in schema["properties"].items()}
+    file = {
+        "type": "string",
+        "format": "binary",
+        "description": "The recording, in a format that FFmpeg reads.",
+    }
+    form = {**schema, "properties": {"file": file, **fields}, "required": ["file"]}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
+
+
 def transcription_routes(server: AppState) -> APIRouter:
     router = APIRouter()
+    form = _form_schema()
 
-    @router.post("/v1/audio/transcriptions", response_model=None)
+    @router.post("/v1/audio/transcriptions", response_model=None, openapi_extra=form)
     async def transcriptions(request: Request) -> Response:
         """Write down what was said."""
         return await _transcribe(server, request, "transcription")
 
-    @router.post("/v1/audio/translations", response_model=None)
+    @router.post("/v1/audio/translations", response_model=None, openapi_extra=form)
     async def translations(request: Request) -> Response:
         """Write down in English what was said."""
         return await _transcribe(server, request, "translation")
@@ -144,7 +159,11 @@ def _fields(form: FormData) -> TranscriptionForm:
             values[_LISTS.get(name, whole)] = form.getlist(name) if name in _LISTS else value
     for name, value in values.items():
         if any(isinstance(each, UploadFile) for each in (value if isinstance(value, list) else [value])):
-            raise RequestError(f"{name}: must be a text field, not a file", param=name, code="invalid_type")
+            raise RequestError(
+                f"{name}: a file has this name; the recording's is 'file', and the other fields are texts",
+                param=name,
+                code="invalid_type",
+            )
     try:
         return TranscriptionForm.model_validate(values)
     except ValidationError as exc:
@@ -154,7 +173,8 @@ def _fields(form: FormData) -> TranscriptionForm:
 async def _file(form: FormData) -> bytes:
     file = form.get("file")
     if not isinstance(file, UploadFile):
-        raise RequestError("file: the recording is missing", param="file", code="missing_required_parameter")
+        how = "is missing" if file is None else "must be sent as a file, not as text"
+        raise RequestError(f"file: the recording {how}", param="file", code="missing_required_parameter")
     audio = await file.read()
     if not audio:
         raise RequestError("file: the recording is empty", param="file", code="invalid_audio")

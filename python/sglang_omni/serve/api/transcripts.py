@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import TranscriptionResult, TranscriptionSegment
 from sglang_omni.client.languages import language_name
+from sglang_omni.client.subtitles import srt, vtt
 from sglang_omni.serve.api.protocol.transcriptions import TranscriptionForm
 
 
@@ -24,9 +25,9 @@ def transcript_response(fields: TranscriptionForm, result: TranscriptionResult, 
         case "text":
             return PlainTextResponse(result.text + "\n")
         case "srt":
-            return PlainTextResponse(_srt(_subtitles(result)))
+            return PlainTextResponse(srt(result))
         case "vtt":
-            return PlainTextResponse(_vtt(_subtitles(result)), media_type="text/vtt")
+            return PlainTextResponse(vtt(result), media_type="text/vtt")
     body = whole_fields(fields, result, task)
     if fields.response_format == "verbose_json":
         body |= segment_fields(fields, result.segments, 0)
@@ -67,26 +68,3 @@ def segment_fields(
 def _segment(index: int, segment: TranscriptionSegment) -> dict[str, Any]:
     told = {name: value for name, value in vars(segment).items() if name != "words" and value is not None}
     return {"id": index, **told}
-
-
-def _subtitles(result: TranscriptionResult) -> list[TranscriptionSegment]:
-    if result.segments or not result.text:
-        return result.segments
-    return [TranscriptionSegment(0.0, result.duration or 0.0, result.text)]
-
-
-def _srt(segments: Iterable[TranscriptionSegment]) -> str:
-    return "".join(
-        f"{i}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{s.text.strip()}\n\n"
-        for i, s in enumerate(segments, 1)
-    )
-
-
-def _vtt(segments: Iterable[TranscriptionSegment]) -> str:
-    cues = (f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{s.text.strip()}\n\n" for s in segments)
-    return "WEBVTT\n\n" + "".join(cues)
-
-
-def _clock(seconds: float, point: str) -> str:
-    ms = round(seconds * 1000)
-    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -33,6 +34,8 @@ _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {
     "model_attributes_type": "must be an object",
     "string_too_short": lambda c: _at_least(c["min_length"], "character"),
     "string_too_long": lambda c: f"may have at most {_counted(c['max_length'], 'character')}",
+    "union_tag_invalid": lambda c: f"must have as its type {c['expected_tags']}",
+    "union_tag_not_found": lambda c: "needs a type",
     "too_short": lambda c: _at_least(c["min_length"], "item"),
     "too_long": lambda c: f"may have at most {_counted(c['max_length'], 'item')}, has {c['actual_length']}",
     "greater_than": lambda c: f"must be more than {c['gt']:g}",
@@ -41,8 +44,16 @@ _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {
     "less_than_equal": lambda c: f"must be at most {_number(c['le'])}",
     "literal_error": lambda c: f"must be {c['expected']}",
 }
-# pydantic's mark for a wrong name in a dict, not a wrong value.
+# Errors of a value and not of its type.
+_OF_VALUES = frozenset(
+    {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "int_parsing"}
+    | {"float_parsing", "bool_parsing"}
+)
+_LONGEST_VALUE = 40
+# For a wrong name in a dict, not a wrong value.
 _KEY = "[key]"
+# What pydantic puts among the fields and is none: that mark, and the types that realtime's unions go by.
+_NO_FIELDS = frozenset({_KEY, "server_vad", "semantic_vad", "audio/pcm", "audio/pcmu", "audio/pcma"})
 # How many of the other fields at fault are named, and the most characters of a name.
 _MOST_NAMED = 10
 _LONGEST_NAME = 100
@@ -79,7 +90,7 @@ def field_path(loc: Iterable[str | int]) -> str:
     for index, item in enumerate(loc):
         if isinstance(item, int):
             path += f"[{item}]"
-        elif not (item.startswith(TAG) or item == _KEY or (index == 0 and item == "body")):
+        elif not (item.startswith(TAG) or item in _NO_FIELDS or (index == 0 and item == "body")):
             path += f".{item}" if path else item
     return path
 
@@ -88,9 +99,26 @@ def _sentence(error: Mapping[str, Any], context: dict[str, Any]) -> str:
     sentence = _SENTENCES.get(error["type"])
     if sentence is None:
         return str(error["msg"]).removeprefix("Value error, ")
-    if error.get("input", "") is None and error["type"] != "missing":
+    given = error.get("input", "")
+    if given is None and error["type"] != "missing":
         return "must not be null"
-    return sentence if isinstance(sentence, str) else sentence(context)
+    told = sentence if isinstance(sentence, str) else sentence(context)
+    return told + _instead(error["type"], given)
+
+
+def _instead(kind: str, given: Any) -> str:
+    """What was given, if it says more than the field's name does."""
+    if kind == "string_too_long":
+        return f", has {len(given)}"
+    is_type = kind.endswith("_type") or kind == "int_from_float"
+    if not is_type and kind not in _OF_VALUES:
+        return ""
+    if isinstance(given, list | dict):
+        return f", not {'a list' if isinstance(given, list) else 'an object'}"
+    written = repr(given) if isinstance(given, str) else json.dumps(given, default=str)
+    if len(written) > _LONGEST_VALUE:
+        return ", not text" if is_type and isinstance(given, str) else ""
+    return f", not {'the text ' if is_type and isinstance(given, str) else ''}{written}"
 
 
 def _code(kind: str) -> str:

@@ -64,7 +64,7 @@ def take_access(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Ac
         keys = [*args.api_key, *tenants]
         admin_keys = _lines("--admin-api-key-file", args.admin_api_key_file)
     except (OSError, ValueError) as exc:
-        parser.error(str(exc))
+        parser.error(exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc))
     if args.admin_api_key is not None:
         admin_keys.append(args.admin_api_key)
     if len(admin_keys) > 1:

@@ -6,9 +6,10 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni import hub
+from sglang_omni.serve.launch.registry import PipelineError, pipeline_of
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
-# model_type of a checkpoint's config.json -> the pipeline that serves it, called with model_path.
-_TEXT = "sglang_omni.models.text.config.default_config"
-_PIPELINES = {
-    "qwen3_omni_moe": "sglang_omni.models.qwen3_omni.config.default_config",
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe"), _TEXT),
-}
-# Other language models are known by their architecture's name, which ends so.
-_TEXT_ARCHITECTURES = ("ForCausalLM", "LMHeadModel")
 
 
 class LaunchError(Exception):
@@ -59,8 +52,13 @@ def load_pipeline(
         return config
     given = model_path or DEFAULT_MODEL
     path = _local(given, revision, weights=weights)
-    dotted = _SPEECH_CHAT if path == DEFAULT_MODEL else _pipeline_of(Path(path))
-    config = import_string(dotted)(model_path=path)
+    if path == DEFAULT_MODEL:
+        config = import_string(_SPEECH_CHAT)(model_path=path)
+    else:
+        try:
+            config = pipeline_of(_checkpoint_fields(Path(path))).config(path)
+        except PipelineError as exc:
+            raise LaunchError(f"--model-path {path!r}: {exc}") from exc
     if config.name == path:
         # Requests name a model as the command line does.
         config.name = given
@@ -96,27 +94,20 @@ def _local(model_path: str, revision: str | None, *, weights: bool) -> str:
         raise LaunchError(f"{model_path} is no directory here, so it is sought on the hub: {exc}") from exc
 
 
-def _pipeline_of(checkpoint: Path) -> str:
+def _checkpoint_fields(checkpoint: Path) -> dict[str, Any]:
+    """The fields of its ``config.json``."""
     try:
-        fields = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        kind = fields["model_type"]
+        fields: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        if not (fields.get("model_type") or fields.get("architectures")):
+            raise KeyError("model_type")
     except (FileNotFoundError, NotADirectoryError):
         raise LaunchError(
             f"--model-path {str(checkpoint)!r}: no checkpoint there (no config.json); give the directory of "
             f"one, an id of the hub such as Qwen/Qwen3-8B, or {DEFAULT_MODEL!r}"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise LaunchError(f"--model-path {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc
-    if kind in _PIPELINES:
-        return _PIPELINES[kind]
-    architectures = fields.get("architectures") or [""]
-    if str(architectures[0]).endswith(_TEXT_ARCHITECTURES):
-        return _TEXT
-    raise LaunchError(
-        f"--model-path {str(checkpoint)!r}: no pipeline for model_type {kind!r}, architecture "
-        f"{architectures[0]!r}; there is one for {', '.join(_PIPELINES)} and for language models, "
-        f"architectures *{' and *'.join(_TEXT_ARCHITECTURES)}; others need a --config"
-    )
+    return fields
 
 
 def check_installed(config: PipelineConfig) -> None:

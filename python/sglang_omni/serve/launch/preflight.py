@@ -1,8 +1,9 @@
-"""Tells, before anything is loaded, why stages would fail on this machine's GPUs."""
+"""Tells, before anything is loaded, why a server would fail on this system, or its stages on the GPUs."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from sglang_omni import diagnosis
@@ -13,6 +14,19 @@ if TYPE_CHECKING:
     from sglang_omni.config.plan import PipelinePlan
 
 logger = logging.getLogger(__name__)
+
+
+def check_system() -> None:
+    """Check that a server can run on this system.
+
+    Raises:
+        LaunchError: It cannot; the text says what can.
+    """
+    if sys.platform != "linux":
+        raise LaunchError(
+            "a server needs Linux, whose shared memory its processes use; docs/deploy.md has an image. On "
+            "other systems the wheel has the router (sgl-omni route) and the client"
+        )
 
 
 def check_gpus(plan: PipelinePlan) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_omni.client import Client
+from sglang_omni.config.graph import pipeline_graph
 from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.plan import PipelinePlan
@@ -85,7 +86,7 @@ async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
             if not await _start(runner, options, stopped):
                 logger.info("Stopped before it served")
                 return signals.status_unserved()
-            return await _serve(runner, options, listener, signals)
+            return await _serve(runner, plan, options, listener, signals)
         finally:
             stopped.cancel()
             exit_after(_SHUTDOWN_S)
@@ -108,6 +109,7 @@ async def _start(
 
 async def _serve(
     runner: MultiProcessPipelineRunner,
+    plan: PipelinePlan,
     options: ReplicaOptions,
     listener: socket.socket,
     signals: StopSignals,
@@ -132,6 +134,7 @@ async def _serve(
         info=lambda: _info(runner),
         access=options.access,
         tracer=None if spans is None else spans.tracer,
+        graph=pipeline_graph(plan),
     )
     server = WebServer(app, tls=options.tls)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))

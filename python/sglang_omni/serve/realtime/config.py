@@ -28,25 +28,36 @@ class Transcription(RealtimeModel):
     """How input audio is written down for the client. The pipeline's own recognizer does it."""
 
     model: Name | None = None
+    """Any: the pipeline's own recognizer writes, and ``session.updated`` names it."""
     language: Name | None = None
+    """What is spoken: a code or a name."""
     prompt: Annotated[str, Field(max_length=4096)] | None = None
+    """Words to expect."""
 
 
 class HeardAudio(RealtimeModel):
     format: AudioFormat = Field(default_factory=Pcm)
+    """How input sound is encoded."""
     transcription: Transcription | None = None
+    """How what is heard is written down for the client; null: it is not."""
     noise_reduction: dict[str, Any] | None = None
+    """Only null."""
     turn_detection: TurnDetection | None = None
+    """How the server tells that a speaker begins and ends; null leaves it to the client."""
 
 
 class VoiceId(RealtimeModel):
     id: Name
+    """The voice's name."""
 
 
 class OutputAudio(RealtimeModel):
     format: AudioFormat = Field(default_factory=Pcm)
+    """How the sound of answers is encoded."""
     voice: Name | VoiceId | None = None
+    """A name of ``/v1/audio/voices``, or ``{"id": name}``."""
     speed: Annotated[float, Field(ge=0.25, le=1.5)] = 1.0
+    """Times the voice's own pace."""
 
     @property
     def voice_name(self) -> str | None:
@@ -55,14 +66,19 @@ class OutputAudio(RealtimeModel):
 
 class Audio(RealtimeModel):
     input: HeardAudio = Field(default_factory=HeardAudio)
+    """What the client sends."""
     output: OutputAudio = Field(default_factory=OutputAudio)
+    """What the client hears."""
 
 
 class RealtimeTool(RealtimeModel):
     type: Literal["function"] = "function"
     name: Name
+    """What the model calls it by."""
     description: Text | None = None
+    """What it does, for the model."""
     parameters: dict[str, Any] | None = None
+    """A JSON schema of its arguments."""
 
     def as_chat_tool(self) -> dict[str, Any]:
         fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
@@ -75,6 +91,7 @@ class RealtimeTool(RealtimeModel):
 class ChosenFunction(RealtimeModel):
     type: Literal["function"]
     name: Name
+    """The function that must be called."""
 
 
 Tools = Annotated[list[RealtimeTool], Field(max_length=128)]
@@ -82,33 +99,40 @@ ToolChoice = Literal["auto", "none", "required"] | ChosenFunction
 
 
 class SessionConfig(RealtimeModel):
-    """
-    Attributes:
-        type: Whether the session answers, or only writes down what it hears.
-        output_modalities: Of an answer: text, or sound with its transcript.
-        truncation: Whether the oldest items are left out of a prompt that would be too long.
-        temperature: Not among OpenAI's fields any more.
-        model: Set when the session begins.
-        include, prompt, tracing, reasoning: Nothing of it is there.
-    """
+    """What a session does; an update changes the fields that it has."""
 
     type: Literal["realtime", "transcription"] = "realtime"
+    """Whether the session answers, or only writes down what it hears."""
     model: Name | None = None
+    """A served name; set when the session begins."""
     instructions: Text = ""
+    """A system message before the conversation."""
     output_modalities: Annotated[list[Modality], Field(min_length=1, max_length=1)] = Field(
         default_factory=lambda: list(_SPOKEN)
     )
+    """What an answer is: text, or sound with its transcript."""
     audio: Audio = Field(default_factory=Audio)
+    """How sound is sent, heard and written down."""
     tools: Tools = Field(default_factory=list)
+    """Functions that answers may call."""
     tool_choice: ToolChoice = "auto"
+    """Whether answers may call, must call, must not call, or call one function."""
     parallel_tool_calls: bool = True
+    """Whether one answer may have several calls."""
     max_output_tokens: MaxTokens = "inf"
+    """The most tokens of an answer."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 takes the likeliest token each time. Not among OpenAI's fields any more."""
     truncation: Literal["auto", "disabled"] = "auto"
+    """Whether the oldest items are left out of a prompt that would be too long."""
     include: Annotated[list[str], Field(max_length=0)] | None = None
+    """Only empty."""
     prompt: None = None
+    """Only null."""
     tracing: None = None
+    """Only null."""
     reasoning: None = None
+    """Only null."""
 
     @property
     def is_spoken(self) -> bool:

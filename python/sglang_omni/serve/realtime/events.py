@@ -29,59 +29,87 @@ Raw = dict[str, Any]
 
 
 class ClientEvent(RealtimeModel):
-    """``event_id``: the client's name of the event, which an error about it repeats."""
+    """What every event has."""
 
     type: str
+    """Which event it is."""
     event_id: Annotated[str, Field(max_length=512)] | None = None
+    """The client's name of the event, which an error about it repeats."""
 
 
 class SessionUpdate(ClientEvent):
+    """Change the session."""
+
     session: Raw
+    """The fields to change, as in [the session](#the-session); others stay."""
 
 
 class InputAudioAppend(ClientEvent):
+    """Add sound to the input buffer."""
+
     audio: str
+    """Sound in the session's input format, as base64."""
 
 
 class InputAudioCommit(ClientEvent):
-    pass
+    """End the turn: the buffer becomes a user's message."""
 
 
 class InputAudioClear(ClientEvent):
-    pass
+    """Forget the sound in the buffer."""
 
 
 class OutputAudioClear(ClientEvent):
-    pass
+    """Silence the answer that is being played. Over WebRTC only."""
 
 
 class ItemCreate(ClientEvent):
-    """``previous_item_id``: after which item; "root" for the beginning; None for the end."""
+    """Add an item to the conversation."""
 
     item: Raw
+    """A message, a ``function_call`` or a ``function_call_output``, as OpenAI has them."""
     previous_item_id: Id | None = None
+    """After which item it goes; ``root`` for the beginning. At the end if left out."""
 
 
 class ItemRetrieve(ClientEvent):
+    """Ask for an item."""
+
     item_id: Id
+    """Which item to send back, with its sound."""
 
 
 class ItemDelete(ClientEvent):
+    """Remove an item from the conversation."""
+
     item_id: Id
+    """Which item to remove."""
 
 
 class ItemTruncate(ClientEvent):
+    """Cut an answer to what was played of it."""
+
     item_id: Id
+    """The answer that was interrupted."""
     content_index: Annotated[int, Field(ge=0)] = 0
+    """Which of its parts has the sound."""
     audio_end_ms: Annotated[int, Field(ge=0)]
+    """How much of the sound was played, in milliseconds."""
 
 
 class ResponseCreate(ClientEvent):
+    """Ask for an answer."""
+
     response: Raw | None = None
+    """What differs from the session for this answer; ``conversation: "none"`` with ``input`` for
+    an answer beside the conversation."""
 
 
 class ResponseCancel(ClientEvent):
+    """End an answer."""
+
     response_id: Id | None = None
+    """Which answer to end; the one under way if left out."""
 
 
 EVENTS: dict[str, type[ClientEvent]] = {

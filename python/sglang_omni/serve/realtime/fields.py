@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from sglang_omni.serve.api.fields import ReceivedModel
 
 
-class RealtimeModel(BaseModel):
+class RealtimeModel(ReceivedModel):
     """Unlike a request's body, an update tells null, which switches off, from what is left out."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())

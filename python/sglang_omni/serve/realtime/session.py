@@ -289,6 +289,7 @@ class Session:
             item_id=item_id,
             content_index=content_index,
             audio_end_ms=audio_end_ms,
+            transcript=part.transcript,
         )
 
     async def _create_response(self, event: ResponseCreate) -> None:

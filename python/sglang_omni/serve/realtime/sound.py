@@ -26,6 +26,7 @@ class Pcm(RealtimeModel):
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24_000] = 24_000
+    """In Hz."""
 
 
 class Pcmu(RealtimeModel):

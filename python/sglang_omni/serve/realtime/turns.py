@@ -13,24 +13,21 @@ from sglang_omni.serve.realtime.fields import RealtimeModel
 
 
 class ServerVad(RealtimeModel):
-    """Turns by voice activity.
-
-    Attributes:
-        threshold: Probability of speech from which a frame counts as speech.
-        prefix_padding_ms: Audio before the detected beginning that belongs to the turn.
-        silence_duration_ms: Silence after which the turn is over.
-        create_response: Whether the end of a turn asks for a response.
-        interrupt_response: Whether the beginning of a turn ends the response that is under way.
-        idle_timeout_ms: Silence after an answer was played at which the model speaks again.
-    """
+    """Turns by voice activity."""
 
     type: Literal["server_vad"] = "server_vad"
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Probability of speech from which a frame counts as speech."""
     prefix_padding_ms: Annotated[int, Field(ge=0, le=5000)] = 300
+    """Audio before the detected beginning that belongs to the turn."""
     silence_duration_ms: Annotated[int, Field(ge=0, le=10_000)] = 500
+    """Silence after which the turn is over."""
     create_response: bool = True
+    """Whether the end of a turn asks for a response."""
     interrupt_response: bool = True
+    """Whether the beginning of a turn ends the response that is under way."""
     idle_timeout_ms: Annotated[int, Field(ge=5000, le=30_000)] | None = None
+    """Silence after an answer was played at which the model speaks again."""
 
 
 class SemanticVad(RealtimeModel):
@@ -38,8 +35,11 @@ class SemanticVad(RealtimeModel):
 
     type: Literal["semantic_vad"] = "semantic_vad"
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    """How soon the answer comes if the speaker's sentence sounds unfinished."""
     create_response: bool = True
+    """Whether the end of a turn asks for a response."""
     interrupt_response: bool = True
+    """Whether the beginning of a turn ends the response that is under way."""
 
 
 TurnDetection = Annotated[ServerVad | SemanticVad, Field(discriminator="type")]

@@ -11,7 +11,9 @@ class AbortRequest(ApiModel):
     """``rid`` is SGLang's name for ``request_id``."""
 
     request_id: Name | None = None
+    """The request's id, or the id of its answer."""
     rid: Name | None = None
+    """SGLang's name of ``request_id``."""
     abort_all: OnlyFalse = False
 
 
@@ -22,8 +24,11 @@ class StartProfile(ApiModel):
     """
 
     output_dir: str | None = None
+    """A folder on the server's host, and on those of its stages for what torch does."""
     profile_id: Name | None = None
+    """The name of the profile, which its files begin with."""
     activities: list[Literal["CPU", "GPU"]] | None = None
+    """What torch records in the stages: their CPU, their GPU; nothing of torch if left out."""
     start_step: OnlyNone = None
     num_steps: OnlyNone = None
     profile_by_stage: OnlyFalse = False

@@ -50,24 +50,32 @@ Logprobs = Annotated[int, Field(ge=0, le=20)]
 
 
 class CompletionRequest(SamplingFields, ConstraintFields, ExtensionFields):
-    """
-    Attributes:
-        max_tokens: 0 only with ``echo``, for the prompt's log-probabilities alone.
-        best_of: How many answers are written, of which the ``n`` likeliest by their mean log-probability are
-            given.
-    """
+    """A prompt to continue, or several."""
 
     model: Name | None = None
+    """A served name; the first one if left out."""
     prompt: Prompt
+    """A text, texts, token ids, or lists of them; each is continued by itself."""
     parse_special_tokens: bool = False
+    """Whether control tokens spelled in the prompt are read as such."""
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """The most tokens of each answer; 0 only with ``echo``, for the prompt's log-probabilities alone."""
     stream: bool = False
+    """Whether the answer comes as server-sent events while it is made."""
     stream_options: StreamOptions | None = None
+    """What a stream tells besides the answer; only with ``stream``."""
     user: Name | None = None
+    """Names the session; no effect on the answer."""
     n: Answers = 1
+    """How many answers are given for each prompt."""
     best_of: Answers | None = None
+    """How many answers are written, of which the ``n`` likeliest by their mean log-probability are
+    given."""
     echo: bool = False
+    """Whether the answer begins with its prompt."""
     logprobs: Logprobs | None = None
+    """Log-probabilities of the tokens, and of so many of the likeliest at each place."""
     logit_bias: LogitBias | None = None
+    """Added to the logits of tokens, by token id as text."""
 
     suffix: OnlyEmptyText = None

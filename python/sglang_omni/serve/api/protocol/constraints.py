@@ -23,14 +23,19 @@ class NamedSchema(ApiModel):
     """A JSON schema; its name, description and ``strict`` have no effect, it is always held to."""
 
     name: Name | None = None
+    """Accepted, no effect."""
     description: str | None = None
+    """Accepted, no effect."""
     schema_: Schema = Field(alias="schema")
+    """The JSON schema; it is always held to."""
     strict: bool | None = None
+    """Accepted, no effect."""
 
 
 class JsonSchemaFormat(ApiModel):
     type: Literal["json_schema"]
     json_schema: NamedSchema
+    """The schema, with its name."""
 
 
 class StructuralTagFormat(ApiModel):
@@ -38,8 +43,11 @@ class StructuralTagFormat(ApiModel):
 
     type: Literal["structural_tag"]
     format: dict[str, Any] | None = None
+    """The newer form."""
     structures: list[dict[str, Any]] | None = None
+    """The older form: what stands between which texts."""
     triggers: list[str] | None = None
+    """The older form: texts that begin a structure."""
 
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
@@ -84,24 +92,36 @@ class StructuredOutputs(ApiModel):
     """vLLM's ``structured_outputs``. ``grammar`` is one in GBNF."""
 
     json_: JsonOrText | None = Field(None, alias="json")
+    """A JSON schema."""
     json_object: bool | None = None
+    """Whether the text must be any JSON object."""
     regex: str | None = None
+    """A regular expression that the whole text must match."""
     choice: Annotated[list[Annotated[str, Field(min_length=1)]], at_most(1024, least=1)] | None = None
+    """The text must be one of these."""
     grammar: str | None = None
+    """A grammar in GBNF."""
     structural_tag: JsonOrText | None = None
+    """xgrammar's structural tag."""
 
 
 class GrammarFields(ApiModel):
     """SGLang's names of what the text must match; at most one may be given."""
 
     json_schema: JsonOrText | None = None
+    """A JSON schema that the text must match."""
     regex: str | None = None
+    """A regular expression that the whole text must match."""
     ebnf: str | None = None
+    """A grammar in EBNF."""
     structural_tag: JsonOrText | None = None
+    """xgrammar's structural tag."""
 
 
 class ConstraintFields(GrammarFields):
     """All the names of what the text must match; at most one may be given."""
 
     response_format: ResponseFormat | None = None
+    """OpenAI's name: text, any JSON object, or one of a schema."""
     structured_outputs: StructuredOutputs | None = None
+    """vLLM's name."""

@@ -25,8 +25,11 @@ class GenerateSampling(SamplingFields, GrammarFields):
     """SGLang's ``sampling_params``."""
 
     max_new_tokens: Count | None = None
+    """The most tokens of the answer; by default the rest of the context."""
     n: Answers = 1
+    """How many answers are written for the prompt."""
     logit_bias: LogitBias | None = None
+    """Added to the logits of tokens, by token id as text."""
     min_new_tokens: OnlyZero = None
     skip_special_tokens: OnlyTrue = True
     spaces_between_special_tokens: OnlyTrue = True
@@ -80,21 +83,25 @@ class NativeRequest(ExtensionFields):
     """SGLang's own ``/generate``: a text or token ids, or lists of either.
 
     With several prompts, a field in the plural may be a list with one value for each prompt.
-
-    Attributes:
-        return_logprob: Whether ``meta_info`` has ``output_token_logprobs``.
-        logprob_start_len: The first token of the prompt that ``input_token_logprobs`` has; -1: none.
-        top_logprobs_num: How many of the likeliest tokens at each place are told.
-        return_text_in_logprobs: Whether a token's text is told beside its id.
     """
 
     text: Texts | None = None
+    """A prompt, or several; this or ``input_ids``."""
     input_ids: InputIds | None = None
+    """The token ids of a prompt, or of several."""
     parse_special_tokens: bool = False
+    """Whether control tokens spelled in the prompt are read as such."""
     sampling_params: Samplings = Field(default_factory=GenerateSampling)
+    """How tokens are drawn: for all prompts, or one object for each."""
     rid: Rids | None = None
+    """SGLang's name of ``request_id``; one for each prompt if there are several."""
     stream: bool = False
+    """Whether the answer comes as server-sent events, each with the text so far."""
     return_logprob: Flags = False
+    """Whether ``meta_info`` has ``output_token_logprobs``."""
     logprob_start_len: Starts = -1
+    """The first token of the prompt that ``input_token_logprobs`` has; -1: none."""
     top_logprobs_num: Tops = 0
+    """How many of the likeliest tokens at each place are told."""
     return_text_in_logprobs: bool = False
+    """Whether a token's text is told beside its id."""

@@ -27,18 +27,22 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class InputText(ApiModel):
     type: Literal["input_text"]
     text: str
+    """What is said."""
 
 
 class InputImage(ApiModel):
     type: Literal["input_image"]
     image_url: Annotated[str, Field(min_length=1)]
+    """A ``data:`` URL, or an ``http(s):`` URL of a host that the server may fetch from."""
     detail: Literal["auto", "low", "high"] | None = None
+    """A ``low`` image is scaled down to at most 512 x 512 pixels."""
     file_id: OnlyNone = None
 
 
 class InputSound(ApiModel):
     type: Literal["input_audio"]
     input_audio: InputAudio
+    """A recording."""
 
 
 class OutputText(ApiModel):
@@ -46,13 +50,17 @@ class OutputText(ApiModel):
 
     type: Literal["output_text"]
     text: str
+    """What was said."""
     annotations: list[Any] | None = None
+    """Accepted, no effect."""
     logprobs: list[Any] | None = None
+    """Accepted, no effect."""
 
 
 class OutputRefusal(ApiModel):
     type: Literal["refusal"]
     refusal: str
+    """What an earlier answer refused with."""
 
 
 _PARTS = ("input_text", "input_image", "input_audio", "output_text", "refusal")
@@ -107,11 +115,17 @@ class InputMessage(ApiModel):
     """A message, also an earlier answer's. ``id``, ``status`` and ``phase`` have no effect."""
 
     type: Literal["message"] = "message"
+    """May be left out if there is a ``role``."""
     role: Literal["user", "assistant", "system", "developer"]
+    """Who speaks; ``developer`` is ``system``."""
     content: _content(Part, 0)  # type: ignore[valid-type]
+    """A text, or parts of text and media."""
     id: Name | None = None
+    """Accepted, no effect."""
     status: Status | None = None
+    """Accepted, no effect."""
     phase: Name | None = None
+    """Accepted, no effect."""
 
 
 class FunctionCall(ApiModel):
@@ -119,10 +133,15 @@ class FunctionCall(ApiModel):
 
     type: Literal["function_call"]
     call_id: Name
+    """The call's id, which its output names."""
     name: Name
+    """The function."""
     arguments: str
+    """JSON text, as the model wrote it."""
     id: Name | None = None
+    """Accepted, no effect."""
     status: Status | None = None
+    """Accepted, no effect."""
 
 
 class FunctionCallOutput(ApiModel):
@@ -130,14 +149,19 @@ class FunctionCallOutput(ApiModel):
 
     type: Literal["function_call_output"]
     call_id: Name
+    """Which call this answers."""
     output: _content(InputText, 1)  # type: ignore[valid-type]
+    """A text, or parts of text."""
     id: Name | None = None
+    """Accepted, no effect."""
     status: Status | None = None
+    """Accepted, no effect."""
 
 
 class ReasoningText(ApiModel):
     type: Literal["reasoning_text"]
     text: str
+    """What the model wrote."""
 
 
 class Reasoning(ApiModel):
@@ -145,10 +169,14 @@ class Reasoning(ApiModel):
 
     type: Literal["reasoning"]
     content: Annotated[list[ReasoningText], at_most(1024)] | None = None
+    """The reasoning, in pieces."""
     summary: list[Any] | None = None
+    """Accepted, not read."""
     encrypted_content: OnlyNone = None
     id: Name | None = None
+    """Accepted, no effect."""
     status: Status | None = None
+    """Accepted, no effect."""
 
 
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -202,9 +230,13 @@ class SchemaFormat(ApiModel):
 
     type: Literal["json_schema"]
     name: Name | None = None
+    """Accepted, no effect."""
     description: str | None = None
+    """Accepted, no effect."""
     schema_: dict[str, Any] = Field(alias="schema")
+    """The JSON schema; it is always held to."""
     strict: bool | None = None
+    """Accepted, no effect."""
 
 
 _FORMATS = ("text", "json_object", "json_schema")
@@ -229,6 +261,7 @@ Format = Annotated[
 
 class TextOptions(ApiModel):
     format: Format | None = None
+    """What the text must match: anything, any JSON object, or a schema."""
     verbosity: OnlyNone = None
 
 
@@ -236,6 +269,7 @@ class ReasoningOptions(ApiModel):
     """``effort``: for a chat template that has a place for it. Reasoning is told in full, never summed up."""
 
     effort: Name | None = None
+    """A word for a chat template that has a place for it."""
     summary: OnlyNone = None
     generate_summary: OnlyNone = None
 
@@ -245,9 +279,13 @@ class FunctionTool(ApiModel):
 
     type: Literal["function"]
     name: Annotated[str, Field(min_length=1, max_length=256)]
+    """What the model calls it by."""
     description: str | None = None
+    """What it does, for the model."""
     parameters: dict[str, Any] | None = None
+    """A JSON schema of its arguments."""
     strict: bool | None = None
+    """Whether the arguments are held to the schema."""
 
 
 def _tool_tag(tool: Any) -> str | None:
@@ -267,6 +305,7 @@ Tool = Annotated[
 class NamedFunction(ApiModel):
     type: Literal["function"]
     name: Name
+    """The function that must be called."""
 
 
 def _choice_tag(choice: Any) -> str | None:
@@ -291,43 +330,59 @@ class ResponseStreamOptions(ApiModel):
     """Accepted because clients send it: nothing is added to events here."""
 
     include_obfuscation: bool | None = None
+    """Accepted, no effect."""
 
 
 class ResponsesRequest(SamplingFields, ExtensionFields):
-    """
-    Attributes:
-        input: A user's message, or the items of a conversation.
-        previous_response_id: A kept response, whose conversation comes before ``input``.
-        store: Whether the response is kept for that.
-        top_logprobs: Tell each token's log-probability, and those of this many of the likeliest tokens.
-        include: ``message.output_text.logprobs`` tells log-probabilities. Reasoning is always told, as plain
-            text, so that ``reasoning.encrypted_content`` adds nothing.
-    """
+    """A conversation to answer, which may continue a kept response."""
 
     model: Name | None = None
+    """A served name; the first one if left out."""
     input: Input
+    """A user's message, or the items of a conversation."""
     instructions: str | None = None
+    """A system message before the conversation; not kept for the next response."""
     previous_response_id: Name | None = None
+    """A kept response, whose conversation comes before ``input``."""
     store: bool = True
+    """Whether the response is kept, so that a next one can continue it."""
     max_output_tokens: Count | None = None
+    """The most tokens of the answer; by default the rest of the context."""
     text: TextOptions = Field(default_factory=TextOptions)
+    """What the answer's text must match."""
     tools: Annotated[list[Tool], at_most(1024)] | None = None
+    """Functions that the answer may call."""
     tool_choice: ToolChoice = "auto"
+    """Whether the answer may call, must call, must not call, or calls one function."""
     parallel_tool_calls: bool = True
+    """Whether one answer may have several calls."""
     reasoning: ReasoningOptions | None = None
+    """How much a thinking model reasons."""
     include: Annotated[list[Include], at_most(16)] | None = None
+    """``message.output_text.logprobs`` tells log-probabilities. Reasoning is always told, as plain text, so
+    that ``reasoning.encrypted_content`` adds nothing."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """How many of the likeliest tokens at each place are told."""
     stream: bool = False
+    """Whether the answer comes as server-sent events while it is made."""
     stream_options: ResponseStreamOptions | None = None
+    """Accepted, no effect."""
     truncation: Literal["disabled"] = "disabled"
+    """Only ``disabled``: a conversation that is too long is refused."""
     chat_template_kwargs: dict[Name, Any] | None = None
+    """Further variables of the chat template."""
     metadata: Annotated[dict[Name, str], Field(max_length=64)] | None = None
+    """Repeated in the response, no effect."""
 
     # Of no effect on the answer.
     user: Name | None = None
+    """Names the session, if ``prompt_cache_key`` does not; no effect on the answer."""
     safety_identifier: Name | None = None
+    """Accepted, no effect."""
     prompt_cache_key: Name | None = None
+    """Names the session, whose requests go to the worker that has their cache."""
     prompt_cache_retention: Name | None = None
+    """Accepted, no effect."""
 
     service_tier: OnlyDefaultTier = None
     background: OnlyFalse = None

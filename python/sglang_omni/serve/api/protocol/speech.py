@@ -29,23 +29,24 @@ Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARS), AfterVal
 
 
 class SpeechFields(ApiModel):
-    """How a text is spoken.
-
-    Attributes:
-        voice: A name, or OpenAI's ``{"id": name}``.
-        instructions: How to speak, in words.
-        ref_audio: A recording of the voice to speak with, as base64, data URL or URL.
-        ref_text: What is said in it.
-    """
+    """How a text is spoken."""
 
     voice: Annotated[Name, BeforeValidator(_voice_name)] | None = None
+    """A name of ``/v1/audio/voices``, or OpenAI's ``{"id": name}``; the default voice if left out."""
     response_format: Format | None = None
+    """How the sound is encoded."""
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
+    """Times the voice's own pace."""
     language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
+    """A code or a name; the voice's own language if left out."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """With the same seed, the same sound."""
     instructions: Annotated[str, Field(max_length=4096)] | None = None
+    """How to speak, in words."""
     ref_audio: str | None = None
+    """A recording of the voice to speak with, as base64, data URL or URL."""
     ref_text: Annotated[str, Field(max_length=MAX_INPUT_CHARS)] | None = None
+    """What is said in ``ref_audio``."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -56,12 +57,17 @@ class SpeechFields(ApiModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class SpeechRequest(SpeechFields, ExtensionFields):
+class CreateSpeechRequest(SpeechFields, ExtensionFields):
     model: Name | None = None
+    """A served name; the first one if left out."""
     input: Input
+    """The text to speak."""
     stream: bool = False
+    """Whether the sound comes while it is made; alone, as raw samples."""
     stream_format: Literal["audio", "sse"] | None = None
+    """How a stream comes: the file in pieces, or ``speech.audio.delta`` events."""
     user: Name | None = None
+    """Names the session; no effect on the sound."""
 
     @property
     def audio_format(self) -> str:
@@ -78,11 +84,15 @@ class SpeechItem(SpeechFields):
     """One text of a batch; what it leaves out is as the batch says."""
 
     input: Input
+    """The text to speak."""
 
 
 class SpeechBatchRequest(SpeechFields, ExtensionFields):
     """Several texts. ``items`` are checked one by one, so that a wrong one is wrong alone."""
 
     model: Name | None = None
+    """A served name; the first one if left out."""
     items: Annotated[list[dict[Name, Any]], at_most(MAX_ITEMS, least=1)]
+    """The texts: each has ``input``, and of the fields of the batch those that differ."""
     user: Name | None = None
+    """Names the session; no effect on the sound."""

@@ -11,23 +11,22 @@ from sglang_omni.serve.api.protocol.speech import MAX_INPUT_CHARS, SpeechFields
 
 
 class SpeechStreamConfig(SpeechFields):
-    """How the next utterances are spoken.
-
-    Attributes:
-        stream_audio: Whether a sentence's sound comes in pieces as it is made, or in one.
-        audio_frames: Whether sound comes in binary frames, or as base64 in ``audio.delta`` events.
-        split_granularity: What is spoken as soon as it is complete: sentences, and of the first one its first
-            clause, or every clause.
-        timeout: Of each sentence, in seconds.
-    """
+    """How the next utterances are spoken."""
 
     type: Literal["session.config"] = "session.config"
     model: Name | None = None
+    """A served name; the first one if left out."""
     stream_audio: bool = True
+    """Whether a sentence's sound comes in pieces as it is made, or in one."""
     audio_frames: Literal["binary", "base64"] = "binary"
+    """Whether sound comes in binary frames, or as base64 in ``audio.delta`` events."""
     split_granularity: Literal["sentence", "clause"] = "sentence"
+    """What is spoken as soon as it is complete: sentences, and of the first one its first
+    clause, or every clause."""
     stage_params: StageParams | None = None
+    """Parameters for single stages, by stage name."""
     timeout: Timeout | None = None
+    """Of each sentence, in seconds."""
 
     @property
     def audio_format(self) -> str:
@@ -37,6 +36,7 @@ class SpeechStreamConfig(SpeechFields):
 class SpokenText(ApiModel):
     type: Literal["input.text"]
     text: Annotated[str, Field(max_length=MAX_INPUT_CHARS)]
+    """Any piece of the utterance; words may be cut."""
 
 
 class InputDone(ApiModel):

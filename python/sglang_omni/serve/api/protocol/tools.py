@@ -15,23 +15,30 @@ class Function(ApiModel):
     """``parameters`` is a JSON schema; ``strict`` holds the arguments to it."""
 
     name: FunctionName
+    """What the model calls it by."""
     description: str | None = None
+    """What it does, for the model."""
     parameters: dict[str, Any] | None = None
+    """A JSON schema of its arguments."""
     strict: bool | None = None
+    """Whether the arguments are held to the schema."""
 
 
 class Tool(ApiModel):
     type: Literal["function"]
     function: Function
+    """The function that the answer may call."""
 
 
 class FunctionChoice(ApiModel):
     name: FunctionName
+    """The function that must be called."""
 
 
 class ToolOfChoice(ApiModel):
     type: Literal["function"]
     function: FunctionChoice
+    """The function that must be called."""
 
 
 def _choice_tag(value: Any) -> str | None:
@@ -64,28 +71,36 @@ class CalledFunction(ApiModel):
     """``arguments`` is JSON text, as the model wrote it."""
 
     name: FunctionName
+    """The function's name."""
     arguments: str = ""
+    """JSON text, as the model wrote it."""
 
 
 class MessageToolCall(ApiModel):
     """A call of an earlier answer. ``index`` is what clients keep of a streamed one."""
 
     id: Name | None = None
+    """The call's id, which the message with its result names."""
     type: Literal["function"] = "function"
     function: CalledFunction
+    """What was called."""
     index: int | None = None
+    """What clients keep of a streamed call; no effect."""
 
 
 MessageToolCalls = Annotated[list[MessageToolCall], at_most(1024)]
 
 
 class ToolFields(ApiModel):
-    """Attributes:
-    functions, function_call: OpenAI's older names; the answer then has its older form as well.
-    """
+    """What an answer may call."""
 
     tools: Tools | None = None
+    """Functions that the answer may call."""
     tool_choice: ToolChoice | None = None
+    """Whether the answer may call, must call, must not call, or calls one function."""
     parallel_tool_calls: bool | None = None
+    """Whether one answer may have several calls."""
     functions: Functions | None = None
+    """OpenAI's older name of ``tools``; the answer then has its older form as well."""
     function_call: LegacyChoice | None = None
+    """OpenAI's older name of ``tool_choice``."""

@@ -29,17 +29,29 @@ class TranscriptionForm(ApiModel):
     model_config = ConfigDict(strict=False)
 
     model: Name | None = None
+    """A served name; the first one if left out."""
     language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
+    """What is spoken: a code or a name. Found out if left out."""
     prompt: str | None = None
+    """Words to expect, or what was said before; it guides every part of a long recording."""
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
+    """``verbose_json`` has the segments too; ``srt`` and ``vtt`` are subtitles."""
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """0 is the likeliest text, always the same; above it, the text is drawn."""
     stream: bool = False
+    """Whether the text comes as server-sent events while the recording is heard."""
     timestamp_granularities: Annotated[list[Literal["segment", "word"]], at_most(4)] | None = None
+    """Which times ``verbose_json`` tells; written ``timestamp_granularities[]``, once for each."""
     chunking_strategy: Annotated[Any, AfterValidator(_automatic)] = "auto"
+    """Only ``auto``: long recordings are cut at silences."""
     include: Annotated[list[str], at_most(4), AfterValidator(_no_additions)] | None = None
+    """Refused by name; written ``include[]``."""
     timeout: Timeout | None = None
+    """Seconds until the request is aborted and answered with a 504."""
     timings: bool = False
+    """Whether the answer has the seconds of work and of waiting in each stage."""
     request_id: RequestId | None = None
+    """The request's id, for ``/abort_request``, traces and the log; a new one if left out."""
 
     @property
     def wants_words(self) -> bool:

@@ -1,0 +1,63 @@
+/* Markdown within a paragraph: code, emphasis, links and line breaks, as DOM nodes. */
+
+import { el } from "../dom.js";
+
+/* Emphasis within emphasis, at most. */
+const DEPTH = 6;
+/* No lookbehind and no nested repetition: the time is at most quadratic in a text, which is short. */
+const TOKEN = new RegExp(
+  [
+    "\\\\([!-/:-@[-`{-~])", // 1: an escaped character
+    "(`+)(?!`)([^]*?[^`])\\2(?!`)", // 2, 3: code
+    "(\\*\\*|__)(?=\\S)([^]*?\\S)\\4", // 4, 5: strong
+    "~~(?=\\S)([^]*?\\S)~~", // 6: struck out
+    "\\*(?=[^\\s*])([^]*?[^\\s*])\\*(?!\\*)", // 7: emphasis
+    "\\b_(?=[^\\s_])([^]*?[^\\s_])_\\b", // 8: emphasis, but not within_a_name
+    "!?\\[([^\\[\\]]*)\\]\\(\\s*<?([^\\s()<>]*(?:\\([^\\s()<>]*\\)[^\\s()<>]*)*)>?(?:\\s+\"[^\"]*\")?\\s*\\)", // 9, 10: a link
+    "<?(https?://[^\\s<>]*[^\\s<>.,:;!?'\")\\]])>?", // 11: an address
+    "( {2,}|\\\\)\\n", // 12: a line break
+  ].join("|"),
+  "g",
+);
+const SAFE = /^(https?:|mailto:)/i;
+
+/* Letters that are read at once. */
+const MOST_LETTERS = 4_000;
+
+/** The nodes of a text. Marks do not pair over more than some thousand letters. */
+export function inline(text) {
+  const nodes = [];
+  for (let at = 0; at < text.length; at += MOST_LETTERS) nodes.push(...read(text.slice(at, at + MOST_LETTERS), 0));
+  return nodes;
+}
+
+function read(text, depth) {
+  const nodes = [];
+  let end = 0;
+  for (const found of text.matchAll(TOKEN)) {
+    if (found.index > end) nodes.push(text.slice(end, found.index));
+    end = found.index + found[0].length;
+    nodes.push(nodeOf(found, depth));
+  }
+  if (end < text.length) nodes.push(text.slice(end));
+  return nodes;
+}
+
+function nodeOf(found, depth) {
+  const [whole, escaped, , code, , strong, struck, starred, lined, label, address, bare, rest] = found;
+  const inner = (text) => (depth < DEPTH ? read(text, depth + 1) : [text]);
+  if (escaped !== undefined) return escaped;
+  if (code !== undefined) return el("code", {}, code.replaceAll("\n", " ").replace(/^ (.*\S.*) $/, "$1"));
+  if (strong !== undefined) return el("strong", {}, inner(strong));
+  if (struck !== undefined) return el("del", {}, inner(struck));
+  if (starred !== undefined || lined !== undefined) return el("em", {}, inner(starred ?? lined));
+  if (label !== undefined) return SAFE.test(address) ? link(address, label || address) : whole;
+  if (bare !== undefined) return link(bare, bare);
+  if (rest !== undefined) return el("br");
+  return whole;
+}
+
+/* A picture of a link is never loaded: its sender would learn who reads. */
+function link(address, text) {
+  return el("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow", title: address }, text);
+}
