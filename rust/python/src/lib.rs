@@ -13,6 +13,7 @@ mod codec;
 mod json_size;
 #[expect(unsafe_code)]
 mod payload;
+#[cfg(target_os = "linux")]
 mod relay;
 mod router;
 #[cfg(test)]
@@ -26,6 +27,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     codec::register(module)?;
     json_size::register(module)?;
     payload::register(module)?;
+    #[cfg(target_os = "linux")]
     relay::register(module)?;
     router::register(module)?;
     Ok(())

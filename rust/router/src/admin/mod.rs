@@ -1,6 +1,7 @@
 //! The router's own endpoints; every other path goes to a worker.
 
 mod every_worker;
+mod fleet;
 pub mod metrics;
 mod models;
 pub mod scrape;
@@ -73,6 +74,9 @@ pub async fn answer(
                 prometheus::CONTENT_TYPE,
                 own + &theirs,
             ))
+        }
+        path if is_read && (path == "/fleet" || path.starts_with("/fleet/")) => {
+            Ok(fleet::answer(lane, admin, target, headers, sees_urls).await)
         }
         "/v1/models" if is_read => Ok(models::list(lane, headers, sees_urls).await),
         "/get_loads" if is_read => Ok(every_worker::loads(lane, headers, sees_urls).await),

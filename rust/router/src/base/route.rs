@@ -1,7 +1,7 @@
 //! Sorts requests by path into a fixed number of routes, each of which has its own series in the metrics.
 
 /// Paths that metrics tell apart, the frequent ones first.
-const PATHS: [&str; 19] = [
+const PATHS: [&str; 20] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -21,10 +21,14 @@ const PATHS: [&str; 19] = [
     "/readiness",
     "/metrics",
     "/workers",
+    FLEET,
 ];
 
-/// Paths that the access log leaves out: probes and scrapers ask for them all the time.
-const UNLOGGED: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];
+/// The paths below it are the same route: pages ask for them again and again.
+const FLEET: &str = "/fleet";
+
+/// Paths that the access log leaves out: probes, scrapers and pages ask for them all the time.
+const UNLOGGED: [&str; 5] = ["/health", "/liveness", "/readiness", "/metrics", FLEET];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route(u8);
@@ -33,7 +37,10 @@ impl Route {
     pub const COUNT: usize = PATHS.len() + 1;
 
     pub fn of(path: &str) -> Route {
-        let known = PATHS.iter().position(|&known| known == path);
+        let is_below = |known: &str| known == FLEET && path.starts_with("/fleet/");
+        let known = PATHS
+            .iter()
+            .position(|&known| known == path || is_below(known));
         Route(known.unwrap_or(PATHS.len()) as u8)
     }
 
@@ -67,6 +74,8 @@ mod tests {
         );
         assert_eq!(Route::of("/workers").name(), "/workers");
         assert_eq!(Route::of("/v1/chat/completions/").name(), "other");
+        assert_eq!(Route::of("/fleet/3/pipeline").name(), "/fleet");
+        assert_eq!(Route::of("/fleets").name(), "other");
         assert_eq!(Route::all().count(), Route::COUNT);
         assert!(Route::of("/other").is_logged() && !Route::of("/health").is_logged());
     }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use socket2::TcpKeepalive;
+use socket2::{Socket, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
@@ -14,6 +14,17 @@ use tokio_rustls::TlsStream;
 pub const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
     .with_time(Duration::from_secs(15))
     .with_interval(Duration::from_secs(5));
+
+/// Ends a connection whose other host has not acknowledged data for this long. Only Linux has such a limit.
+#[cfg(target_os = "linux")]
+pub fn limit_unacknowledged(socket: &Socket, limit: Duration) -> io::Result<()> {
+    socket.set_tcp_user_timeout(Some(limit))
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn limit_unacknowledged(_: &Socket, _: Duration) -> io::Result<()> {
+    Ok(())
+}
 
 /// A connection to a client or to a worker.
 pub enum Stream {

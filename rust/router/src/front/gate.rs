@@ -28,6 +28,8 @@ const OPEN_PATHS: [&str; 6] = [
     "/ping",
     "/readiness",
 ];
+/// Where a worker's page has its styles and scripts.
+const PAGE_PARTS: &str = "/page/";
 
 pub struct Gate {
     pub keys: AccessKeys,
@@ -145,6 +147,7 @@ fn may_act(request: &Request<Incoming>) -> bool {
 }
 
 fn is_open(request: &Request<Incoming>) -> bool {
-    OPEN_PATHS.contains(&request.uri().path())
+    let path = request.uri().path();
+    (OPEN_PATHS.contains(&path) || path.starts_with(PAGE_PARTS))
         && matches!(*request.method(), Method::GET | Method::HEAD)
 }

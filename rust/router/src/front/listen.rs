@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::base::stream::KEEPALIVE;
+use crate::base::stream::{KEEPALIVE, limit_unacknowledged};
 
 /// A bound for time-outs: the kernel takes them as milliseconds in 32 bits.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -54,7 +54,7 @@ pub fn bind(host: &str, port: u16, lanes: usize, stall: Duration) -> io::Result<
             let socket = socket(addr)?;
             socket.set_reuse_port(true)?;
             socket.set_tcp_keepalive(&KEEPALIVE)?;
-            socket.set_tcp_user_timeout(Some(stall.saturating_add(UNACKNOWLEDGED).min(LONGEST)))?;
+            limit_unacknowledged(&socket, stall.saturating_add(UNACKNOWLEDGED).min(LONGEST))?;
             socket.bind(&addr.into())?;
             socket.listen(BACKLOG as i32)?;
             socket.set_nonblocking(true)?;

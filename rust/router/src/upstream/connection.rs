@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 
 use crate::base::clock::{self, Tick};
-use crate::base::stream::{KEEPALIVE, Stream};
+use crate::base::stream::{KEEPALIVE, Stream, limit_unacknowledged};
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::request_body::RequestBody;
 use crate::upstream::tail::Tail;
@@ -63,7 +63,7 @@ pub async fn connect(
     stream.set_nodelay(true)?;
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&KEEPALIVE)?;
-    socket.set_tcp_user_timeout(Some(GONE_AFTER))?;
+    limit_unacknowledged(&socket, GONE_AFTER)?;
     let socket = stream.as_raw_fd();
     let stream = match endpoint.certified_as.clone() {
         None => Stream::Plain(stream),
