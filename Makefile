@@ -1,8 +1,10 @@
-# Two commands matter: `make demo` and `make test`. Each does its own set-up on a fresh machine that
-# has Python 3.11 or later, a Rust toolchain and a C compiler.
+# Two commands matter: `make demo` and `make test`. Each does its own set-up on a fresh machine that has Python 3.11 or
+# later, a Rust toolchain and a C compiler, and tells what a machine lacks.
 
-SHELL := /bin/bash
-.SHELLFLAGS := -euo pipefail -c
+# A machine without bash is told so by scripts/preflight.sh, which sh runs.
+BASH_PATH := $(shell command -v bash)
+SHELL := $(or $(BASH_PATH),/bin/sh)
+.SHELLFLAGS := $(if $(BASH_PATH),-euo pipefail,-eu) -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -15,22 +17,53 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
 CORE := python/sglang_omni/_core.abi3.so
+MATURIN := build/maturin
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 SAY ?= What is the capital of France?
 PORT ?= 8000
 MODEL ?= speech-chat
+
+# The demo of speech-chat has an environment of its own, which is part of the developers' one and gives way to it: once
+# `make test` has made that, the demo uses it.
+OTHER_GOALS := $(filter-out demo serve,$(MAKECMDGOALS))
+ENVIRONMENT := $(VENV)/.installed
+ifeq ($(MODEL)$(OTHER_GOALS)$(wildcard $(VENV)/.installed),speech-chat)
+ENVIRONMENT := $(VENV)/.demo
+endif
+
+# WHEEL=dist/sgl_omni-....whl: the demo runs that wheel instead of this checkout, and nothing is compiled. It goes on to do
+# so without WHEEL, until another target installs the checkout.
+PACKAGE := $(CORE)
+RUNS := $(MODEL) on a CPU
+ifeq ($(OTHER_GOALS),)
+WHEEL ?= $(shell cat $(VENV)/.wheel-* 2>/dev/null)
+endif
+ifneq ($(WHEEL),)
+WHEEL_FILE := $(wildcard $(WHEEL))
+ifneq ($(words $(WHEEL_FILE)),1)
+$(error WHEEL=$(WHEEL): no such file, or more than one)
+endif
+PACKAGE := $(VENV)/.wheel-$(notdir $(WHEEL_FILE))
+RUNS += from $(WHEEL_FILE)
+endif
+
+GOAL := $(or $(firstword $(MAKECMDGOALS)),help)
+preflight = @PYTHON=$(PYTHON) sh scripts/preflight.sh $(GOAL) $(1)
+step = @printf '\n== %s\n' "$(1)"
 
 .PHONY: help
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .PHONY: demo
-demo: build ## a question and a spoken answer (SAY="..." to ask your own; MODEL=qwen3-omni-tiny for all modalities)
-	$(BIN)/python -m sglang_omni.demo --model $(MODEL) --say "$(SAY)"
+demo: build ## a question and a spoken answer (SAY="..." to ask your own; MODEL=qwen3-omni-tiny for all modalities; WHEEL=FILE)
+	$(call step,Demo: $(RUNS))
+	@$(BIN)/python -m sglang_omni.demo --model $(MODEL) --say "$(SAY)"
 
 .PHONY: serve
 serve: build ## the same, and it keeps serving on PORT until Ctrl-C: open http://127.0.0.1:8000/ and talk
-	exec $(BIN)/python -m sglang_omni.demo --model $(MODEL) --say "$(SAY)" --keep-serving --port $(PORT)
+	$(call step,Demo: $(RUNS))
+	@exec $(BIN)/python -m sglang_omni.demo --model $(MODEL) --say "$(SAY)" --keep-serving --port $(PORT)
 
 .PHONY: parity
 parity: build ## Qwen3-Omni's answers against transformers', over seeds, shapes, engines and kinds of input (an hour)
@@ -40,7 +73,7 @@ parity: build ## Qwen3-Omni's answers against transformers', over seeds, shapes,
 test: lint test-rust test-python ## linters, Rust tests, Python tests; CI runs this and test-long
 
 # Tests of one file stay in one process (tests/conftest.py). Each process takes a few GiB.
-TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 PARALLEL := -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 .PHONY: check
@@ -57,6 +90,22 @@ lint: build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
+DEPLOY_TOOLS := build/deploy
+.PHONY: lint-deploy
+lint-deploy: $(DEPLOY_TOOLS)/.installed ## workflows, the Dockerfile and the manifests; its tools are in an environment of their own (285 MB)
+	deploy/lint.sh $(DEPLOY_TOOLS)/bin
+
+# Tools that have an environment of their own, build/NAME, from requirements/NAME.lock.
+build/deploy/.installed build/docs/.installed build/clients/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$*
+	$(BIN)/uv pip sync --python build/$*/bin/python --require-hashes requirements/$*.lock
+	touch $@
+
+DOCS_TOOLS := build/docs
+.PHONY: docs
+docs: $(DOCS_TOOLS)/.installed ## the site of docs/ in build/site; a broken link is an error. Its tools are in an environment of their own (130 MB)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_TOOLS)/bin/mkdocs build --clean
+
 .PHONY: test-rust
 test-rust:
 	cargo test --workspace --locked --quiet
@@ -66,27 +115,22 @@ test-python: build system-packages
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
 .PHONY: test-long
-test-long: build clients system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
+test-long: build clients $(DOCS_TOOLS)/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long
 
 CLIENTS := build/clients
 .PHONY: clients
 clients: $(CLIENTS)/.installed ## realtime clients that tests drive servers with, in an environment of their own (400 MB)
 
-$(CLIENTS)/.installed: requirements/clients.lock | $(BIN)/uv
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(CLIENTS)
-	$(BIN)/uv pip sync --quiet --python $(CLIENTS)/bin/python --require-hashes requirements/clients.lock
-	touch $@
-
 # What mooncake's engine links to, and `ip`, with which tests make hosts of network namespaces. Recommended packages
 # are left out: they are drivers for RDMA, and one of them makes NIXL crash when a process exits.
-SYSTEM_PACKAGES := libibverbs1 libnuma1 libcurl4 iproute2
+SYSTEM_PACKAGES := libibverbs1 libnuma1 libcurl4 iproute2 chromium
 .PHONY: system-packages
-system-packages: ## the system's packages that the mooncake relay and tests of several hosts need
+system-packages: ## the system's packages that the mooncake relay, tests of several hosts and of the page need
 	@for name in libibverbs.so.1 libnuma.so.1 libcurl.so.4; do \
 		$(PYTHON) -c "import ctypes; ctypes.CDLL('$$name')" 2>/dev/null || missing="$${missing:-} $$name"; \
 	done; \
-	command -v ip >/dev/null || missing="$${missing:-} ip"; \
+	for name in ip chromium; do command -v $$name >/dev/null || missing="$${missing:-} $$name"; done; \
 	if [ -z "$${missing:-}" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "The tests need$$missing. Run, or do what your system has in its place:" >&2; \
@@ -117,7 +161,7 @@ bench-gpu: build ## the same, and times: predictor, codec, encoders, engine, two
 GPU_KIT := build/gpu-kit
 KIT_PYTHON ?= 3.12
 .PHONY: gpu-kit
-gpu-kit: wheel ## test-gpu and bench-gpu in a folder to carry: our wheel, what it needs beside torch, tests and benches
+gpu-kit: wheel $(BIN)/uv ## test-gpu and bench-gpu in a folder to carry: our wheel, what it needs beside torch, tests and benches
 	rm -rf $(GPU_KIT) && mkdir -p $(GPU_KIT)/wheels
 	$(BIN)/python -m pip download --quiet --dest $(GPU_KIT)/wheels --only-binary :all: \
 		--python-version $(KIT_PYTHON) dist/sgl_omni-*.whl pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
@@ -231,39 +275,95 @@ fmt: build ## format both languages
 	cargo fmt --all
 
 .PHONY: wheel
-wheel: $(VENV)/.installed ## the wheel, in dist/
+wheel: $(MATURIN)/.installed ## the wheel, in dist/; installs maturin (11 MB) and no more
 	rm -f dist/sgl_omni-*.whl
-	$(BIN)/maturin build --release --locked --quiet --out dist
+	$(MATURIN)/bin/maturin build --release --locked --out dist
 
+$(MATURIN)/.installed: requirements/maturin.lock
+	$(call preflight,linux bash python rust cc disk=1500)
+	$(PYTHON) -m venv --clear $(MATURIN)
+	$(MATURIN)/bin/python -m pip install --disable-pip-version-check --require-hashes -r $<
+	touch $@
+
+COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 .PHONY: lock
-lock: $(BIN)/uv ## resolve requirements/dev.in and clients.in again
-	$(BIN)/uv pip compile requirements/dev.in --override requirements/overrides.txt --quiet --upgrade \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o requirements/dev.lock
-	$(BIN)/uv pip compile requirements/clients.in --quiet --upgrade \
-		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o requirements/clients.lock
+lock: $(BIN)/uv ## resolve requirements/*.in again
+	$(COMPILE) --upgrade requirements/dev.in --override requirements/overrides.txt -o requirements/dev.lock
+	$(COMPILE) --upgrade requirements/clients.in -o requirements/clients.lock
+	$(MAKE) lock-demo
+
+# With the versions of dev.lock.
+.PHONY: lock-demo
+lock-demo: $(BIN)/uv
+	$(COMPILE) --universal -c requirements/dev.lock requirements/maturin.in -o requirements/maturin.lock
+	$(COMPILE) --universal -c requirements/dev.lock requirements/demo.in \
+		--override requirements/overrides.txt -o requirements/demo.lock
+	$(COMPILE) --universal -c requirements/dev.lock requirements/demo-torch.in \
+		--override requirements/demo-overrides.txt -o requirements/demo-torch.lock
+	$(COMPILE) -c requirements/dev.lock --no-deps --torch-backend cpu requirements/demo-torch-cpu.in \
+		-o requirements/demo-torch-cpu.lock
+
+.PHONY: lock-deploy
+lock-deploy: $(BIN)/uv ## resolve deploy.in, and what the CUDA image has, again
+	$(BIN)/uv pip compile requirements/deploy.in --quiet --upgrade \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o requirements/deploy.lock
+	$(BIN)/uv pip compile pyproject.toml --extra sglang --quiet --upgrade \
+		--python-version 3.11 --universal --generate-hashes --no-annotate --no-emit-index-url --no-header \
+		-o requirements/cuda.lock
+
+.PHONY: lock-docs
+lock-docs: $(BIN)/uv ## resolve docs.in again
+	$(BIN)/uv pip compile requirements/docs.in --quiet --upgrade \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o requirements/docs.lock
 
 .PHONY: clean
 clean: ## remove everything that the other targets made
 	rm -rf $(VENV) target dist build $(CORE)
 
 .PHONY: build
-build: $(CORE) ## the environment and the Rust core
+build: $(PACKAGE) ## the environment and the Rust core
 
-# uv is itself in the lock, so the later sync keeps it.
+DEMO_MB := 3000
+ALL_MB := 9000
+
+# uv is itself in the locks, so the later sync keeps it.
 $(BIN)/uv:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(call preflight,linux bash python $(if $(WHEEL),,rust cc) disk=$(if $(filter %.demo,$(ENVIRONMENT)),$(DEMO_MB),$(ALL_MB)))
+	$(call step,Set-up 1/3: a Python environment in $(VENV))
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check uv==$(UV_VERSION)
 
 # The locks are complete: nothing is resolved here, and every file's hash is checked.
+$(VENV)/.demo: $(wildcard requirements/demo*.lock) | $(BIN)/uv
+	$(call step,Set-up 2/3: Python packages for the demo)
+	@sh scripts/demo_packages.sh $(abspath $(VENV))
+	@touch $@
+
+# A torch without CUDA would pass for the one of dev.lock, whose version is the same.
 $(VENV)/.installed: requirements/dev.lock requirements/sglang.lock | $(BIN)/uv
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.lock requirements/sglang.lock
-	touch $@
+	$(call preflight,$(if $(wildcard $@),,disk=$(ALL_MB)))
+	$(call step,Set-up 2/3: Python packages for every model and for development: 3.7 GB to download and 7 GB on disk)
+	@[ ! -e $(VENV)/.demo ] || $(BIN)/uv pip uninstall --python $(BIN)/python torch
+	@rm -f $(VENV)/.demo
+	@$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements/dev.lock requirements/sglang.lock
+	@touch $@
 
-$(VENV)/.editable: pyproject.toml $(VENV)/.installed
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
-	touch $@
+# The checkout's own Python files are used. maturin writes into the core's file, which processes that run have mapped: its
+# name gets a copy first, and they keep the old file.
+$(CORE): $(RUST_SOURCES) pyproject.toml $(ENVIRONMENT)
+	$(call step,Set-up 3/3: the Rust core; the first time takes some minutes)
+	$(call preflight,rust cc)
+	@rm -f $(VENV)/.wheel-*
+	@[ ! -e $@ ] || { cp $@ $@.copy && mv $@.copy $@; }
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --uv --release --locked
+	@touch $@
 
-# `install` replaces the file instead of writing into it: processes that have it mapped go on unharmed.
-$(CORE): $(RUST_SOURCES) $(VENV)/.editable
-	cargo build --release --locked --quiet --package sglang-omni-python --features extension-module
-	install -m 755 target/release/lib_core.so $@
+# Another target must install the checkout again: so the core is made older than its environment.
+ifneq ($(WHEEL),)
+$(PACKAGE): $(WHEEL_FILE) $(ENVIRONMENT)
+	$(call step,Set-up 3/3: $(WHEEL_FILE))
+	@$(BIN)/uv pip install --python $(BIN)/python --no-deps --reinstall $(WHEEL_FILE)
+	@rm -f $(VENV)/.wheel-*
+	@touch $(ENVIRONMENT)
+	@echo $(abspath $(WHEEL_FILE)) > $@
+endif

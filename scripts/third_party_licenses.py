@@ -12,14 +12,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "THIRD_PARTY_LICENSES.txt"
-TARGET = "x86_64-unknown-linux-gnu"
+# Of the platforms that have a wheel; one file serves all.
+TARGETS = (
+    "x86_64-unknown-linux-gnu",
+    "aarch64-unknown-linux-gnu",
+    "x86_64-unknown-linux-musl",
+    "aarch64-unknown-linux-musl",
+    "aarch64-apple-darwin",
+)
 
 
 def packaged_crates() -> list[dict]:
-    """Crates linked into `_core`, by name: normal dependencies only, neither build-time nor test ones."""
+    """Crates linked into `_core` on any platform, by name."""
+    found = {package["id"]: package for target in TARGETS for package in crates_on(target)}
+    return sorted(found.values(), key=lambda package: (package["name"], package["version"]))
+
+
+def crates_on(target: str) -> list[dict]:
+    """Those of one platform: normal dependencies only, neither build-time nor test ones."""
     metadata = json.loads(
         subprocess.run(
-            ["cargo", "metadata", "--format-version=1", "--locked", f"--filter-platform={TARGET}"],
+            ["cargo", "metadata", "--format-version=1", "--locked", f"--filter-platform={target}"],
             cwd=ROOT,
             check=True,
             capture_output=True,
@@ -39,8 +52,7 @@ def packaged_crates() -> list[dict]:
         if crate not in reached and not is_proc_macro(packages[crate]):
             reached.add(crate)
             frontier += edges[crate]
-    third_party = [packages[crate] for crate in reached if packages[crate]["source"]]
-    return sorted(third_party, key=lambda package: (package["name"], package["version"]))
+    return [packages[crate] for crate in reached if packages[crate]["source"]]
 
 
 def is_proc_macro(package: dict) -> bool:
