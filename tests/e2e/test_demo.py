@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fleet import START_DEADLINE, STOP_DEADLINE, wait_until
+from processes import hear_hangups
 
 QUESTION = "What is the capital of France?"
 
@@ -31,11 +32,13 @@ def test_demo_asks_answers_and_leaves_nothing(short_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
-    shown = dict(re.findall(r"^ *(heard back|heard|answer|served by)  (.+)$", done.stdout, re.M))
+    shown = dict(re.findall(r"^ *(heard back|heard|answer|served by|hear it|next)  (.+)$", done.stdout, re.M))
     assert shown["heard"] == QUESTION
     assert "Paris" in shown["answer"]
     assert "Paris" in shown["heard back"]
     assert shown["served by"] in ("replica 0", "replica 1")
+    assert str(out / "answer.wav") in shown["hear it"]
+    assert "make serve" in shown["next"]
     for stage in ("preprocess", "transcribe", "thinker", "decode", "speak"):
         times = r"\d+\.\d\d s of work, +\d+\.\d\d s of waiting"
         assert re.search(rf"^ +{stage} +{times}$", done.stdout, re.M), done.stdout
@@ -51,6 +54,11 @@ def test_demo_asks_answers_and_leaves_nothing(short_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_demo_that_is_told_to_end_leaves_nothing(number: signal.Signals, short_path: Path) -> None:
     """Started with SIGINT ignored, as a shell starts `make serve &`; told when its server comes up."""
+
+    def as_a_shell() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        hear_hangups()
+
     run_dir, temp = (short_path / name for name in ("run", "temp"))
     for private in (run_dir, temp):
         private.mkdir(mode=0o700)
@@ -60,7 +68,7 @@ def test_a_demo_that_is_told_to_end_leaves_nothing(number: signal.Signals, short
         env=os.environ | {"XDG_RUNTIME_DIR": str(run_dir), "TMPDIR": str(temp), "DEMO_TEST_MARK": mark},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        preexec_fn=as_a_shell,
     )
     try:
         wait_until(lambda: any(temp.glob("sglang-omni-demo-*/log")), START_DEADLINE, "no server was started")

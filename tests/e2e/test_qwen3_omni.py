@@ -147,7 +147,7 @@ def test_a_changed_picture_is_no_cache_hit(api: httpx.Client, oracle: Oracle) ->
 
 def test_what_is_streamed_is_the_answer_in_one_piece(api: httpx.Client) -> None:
     body = CASES["image+audio"].chat_body
-    body |= {"max_tokens": 192, "ignore_eos": True, "talker_max_new_tokens": 34}
+    body |= {"max_tokens": 512, "ignore_eos": True, "talker_max_new_tokens": 34}
     body |= {"stage_params": {}, "return_token_ids": False}
     body["audio"] = {"voice": "ethan", "format": "wav"}
     whole = ask(api, body)["choices"][0]["message"]

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -57,12 +58,31 @@ def test_is_small_and_complete(wheel: Path) -> None:
     assert wheel.stat().st_size < 15 * MEGABYTE
     assert "cp311-abi3" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    for part in ("_core.pyi", "py.typed", "_core.abi3.so"):
+    for part in ("_core.pyi", "py.typed", "_core.abi3.so", "cli/templates/chat/pipeline.yaml"):
         assert f"sglang_omni/{part}" in names
     for text in ("LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.txt"):
         assert any(name.endswith(f".dist-info/licenses/{text}") for name in names), (
             f"{text} is not in the wheel"
         )
+
+
+def test_it_works_where_nothing_else_is_installed(bare_python: Path) -> None:
+    """What the public CI checks each platform's wheel with."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = run(bare_python, ROOT / "scripts/check_wheel.py", env=environment, cwd="/")
+    assert done.stdout.splitlines() == ["ok files", "ok codec", "ok router", "ok shared memory"]
+
+
+def test_source_distribution_is_small_and_complete(tmp_path: Path) -> None:
+    run(Path(sys.executable).with_name("maturin"), "sdist", "--out", tmp_path, cwd=ROOT)
+    (built,) = tmp_path.glob("sgl_omni-*.tar.gz")
+    assert built.stat().st_size < 3 * MEGABYTE
+    with tarfile.open(built) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    licences = {"LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.txt"}
+    assert {"Cargo.lock", "Cargo.toml", "pyproject.toml", "README.md", "PKG-INFO", *licences} <= names
+    assert {name.split("/")[0] for name in names if "/" in name} == {"python", "rust"}
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
 def test_bare_install_has_no_torch_and_starts(bare_python: Path) -> None:

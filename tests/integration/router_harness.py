@@ -340,8 +340,8 @@ async def post(
     return await send_raw(url, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
-async def get(url: str, path: str) -> Answer:
-    return await send_raw(url, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+async def get(url: str, path: str, headers: str = "") -> Answer:
+    return await send_raw(url, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
 
 
 async def change(url: str, method: str, path: str, body: object = None) -> Answer:

@@ -172,7 +172,9 @@ def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
         refused = client.post("/v1/completions", json={"prompt": "hi"})
         assert_refused(refused)
         assert refused.headers["connection"] == "close"
-        assert client.get("/health").status_code == 503
+        health = client.get("/health")
+        assert health.status_code == 503
+        assert (health.headers["retry-after"], health.headers["connection"]) == ("1", "close")
     assert_drains(server, waiting, hanging)
 
 

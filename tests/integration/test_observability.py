@@ -22,8 +22,8 @@ import pytest
 from otlp_collector import Collector, KeptSpan, collecting
 from prometheus_client.parser import text_string_to_metric_families
 
+from sglang_omni.cli.trace import main as trace_command
 from sglang_omni.proto.stats import STATS_DESCRIPTIONS
-from sglang_omni.trace_request import main as trace_command
 
 HERE = Path(__file__).parent
 DASHBOARD = HERE.parents[1] / "deploy" / "grafana" / "sglang-omni.json"

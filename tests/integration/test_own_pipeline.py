@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
-from program_lines import Lines
+from own_pipelines import served
 
 CONFIG = """
 model_path: none
@@ -28,22 +25,6 @@ def count():
 def test_it_is_served(tmp_path: Path) -> None:
     (tmp_path / "pipeline.yaml").write_text(CONFIG)
     (tmp_path / "my_pipeline.py").write_text(MODULE)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [str(Path(sys.executable).with_name("sgl-omni")), "serve", "--config", "pipeline.yaml"]
-    server = Lines(
-        subprocess.Popen(
-            [*command, "--port", "0", "--parent-pid", str(os.getpid())],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    )
-    try:
-        url = server.says("served on ").split()[-1]
+    with served(tmp_path, "--config", "pipeline.yaml") as url:
         answer = httpx.post(f"{url}/v1/completions", json={"prompt": "four"}, timeout=60)
         assert answer.json()["choices"][0]["text"] == "4", answer.text
-    finally:
-        server.process.terminate()
-        server.process.wait(60)

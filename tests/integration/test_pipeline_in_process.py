@@ -133,6 +133,18 @@ async def test_three_stages_in_a_row(tmp_path: Path, together: bool) -> None:
         assert run.coordinator.timings("r").keys() == {"a", "b", "c"}
 
 
+async def test_the_visits_of_quick_requests_are_told(tmp_path: Path) -> None:
+    """A request that comes and goes between two reports of its stage, whose counts it never changes."""
+    async with pipeline(tmp_path, {"a": {"scheduler": adding("a"), "terminal": True}}) as run:
+        visited: list[str] = []
+        run.coordinator.watch_visits(lambda visit: visited.append(visit.instance))
+        names = [f"r{number}" for number in range(20)]
+        await asyncio.gather(*(run.submit(name, {}) for name in names))
+        await run.settled()
+        assert visited == ["a"] * len(names)
+        assert all(run.coordinator.timings(name).keys() == {"a"} for name in names)
+
+
 @both_ways
 async def test_large_arrays_survive_the_way(tmp_path: Path, together: bool) -> None:
     def double(payload: StagePayload) -> StagePayload:

@@ -82,7 +82,7 @@ def test_help_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--policy", "fastest"], "'cache_aware'"),
+        (["--policy", "fastest"], "'fastest' is none of random, round_robin, cache_aware"),
         (["--worker-urls", "10.0.0.1:8000"], "http://host:port"),
         (["--port", "99999"], "0 to 65535"),
         (["--cache-threshold", "1.5"], "between 0 and 1"),

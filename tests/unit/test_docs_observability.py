@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
+
+from generated_page import load_script
 
 from sglang_omni.proto.stats import STATS_DESCRIPTIONS
 
@@ -43,9 +44,5 @@ def test_alerts_ask_for_metrics_that_exist() -> None:
 
 
 def test_the_dashboard_is_what_its_script_writes() -> None:
-    spec = importlib.util.spec_from_file_location("dashboard", ROOT / "scripts" / "grafana_dashboard.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("grafana_dashboard")
     assert script.FILE.read_text() == script.text(), "run scripts/grafana_dashboard.py"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
+
+from generated_page import load_script
 
 from sglang_omni.router.flags import flag_names, options
 
@@ -13,13 +14,7 @@ TEXT = (ROOT / "docs" / "router.md").read_text()
 
 
 def test_tables_are_what_the_code_says() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "router_reference", ROOT / "scripts" / "router_reference.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("router_reference")
     assert script.written(TEXT) == TEXT, "run scripts/router_reference.py"
 
 

@@ -26,6 +26,7 @@ OURS = "sglang_omni"
 
 # The only files that may, and whose names: each says in its docstring for which versions, and why.
 PLACES = {
+    "versions/argparse.py": {"argparse"},
     "versions/asyncio.py": {"asyncio"},
     "versions/torch.py": {"torch"},
     "engines/sglang/compat.py": {"sglang"},
@@ -54,7 +55,6 @@ NOT_IMPORTED = {
     "torchvision": "transformers', for images",
     "pipecat-ai": "only Smart Turn's weights are read from its wheel",
     "nixl": "imported by a name that tells the CUDA version",
-    "websockets": "uvicorn's, for WebSockets",
 }
 
 
@@ -74,7 +74,8 @@ def tree(path: Path) -> ast.Module:
 
 
 def modules() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+    # Templates are copied by ``sgl-omni new``, and imported by no module.
+    return sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
 
 
 def imports(path: Path) -> Iterator[tuple[str, str, int]]:

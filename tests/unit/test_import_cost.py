@@ -34,6 +34,7 @@ HEAVY = (
         "sglang_omni.relay",
         "sglang_omni.scheduling.messages",
         "sglang_omni.serve",
+        "sglang_omni.tasks",
     ],
 )
 def test_imports_nothing_heavy(module: str) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from sglang_omni import launch_router, launch_server
 from sglang_omni._core import check_router_config
+from sglang_omni.command_line import meant_option
 from sglang_omni.router import top
-from sglang_omni.router.flags import meant_option
 
 
 @pytest.mark.parametrize("main", [launch_router.main, top.main])
@@ -36,7 +36,7 @@ def test_options_are_written_out(main, capsys):
     ],
 )
 def test_only_what_is_near_is_suggested(given, meant):
-    known = list(launch_server.build_parser()._option_string_actions)
+    known = launch_server.build_parser().options()
     assert meant_option(given, known) == meant
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from stage_harness import HandScheduler, harness
+from stage_harness import HandScheduler, harness, payload
 from waiting import until
 
 from sglang_omni.pipeline.stage import stats as stats_module
+from sglang_omni.pipeline.stage.edges.edge import Payload
 from sglang_omni.pipeline.stage.stats import StatsReporter
 from sglang_omni.proto import StatsMessage
 from sglang_omni.scheduling.worker_pool import WorkerPool
@@ -94,6 +95,21 @@ async def test_a_stage_reports_after_work_results_and_aborts(monkeypatch: pytest
         source.numbers["num_running_reqs"] = 0
         one.stage.abort("r")
         await until(lambda: sent[-1]["num_running_reqs"] == 0)
+
+
+async def test_a_stage_reports_what_comes_from_its_own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = HandScheduler()
+    source = Counted(num_running_reqs=0)
+    scheduler.stats = source.stats
+    sent: list[dict[str, float]] = []
+
+    async with harness(scheduler=scheduler) as one:
+        monkeypatch.setattr(one.stage.control_plane, "send_stats", record(sent))
+        # What it reports as it begins is not meant here.
+        await until(lambda: one.stage._stats._timer is None)
+        source.numbers["num_running_reqs"] = 1
+        await one.stage.receive(Payload("r", "up", payload("r")))
+        await until(lambda: bool(sent) and sent[-1]["num_running_reqs"] == 1)
 
 
 def record(sent: list[dict[str, float]]) -> Any:

@@ -45,7 +45,8 @@ ACTS: dict[str, dict[str, Any]] = {
 }
 READS = ("/", "/get_load", "/get_model_info", "/get_server_info", "/health", "/health_generate", "/metrics")
 READS += ("/model_info", "/openapi.json", "/ping", "/v1/models", "/v1/models/{name:path}", "/version")
-READS += ("/v1/audio/voices/{name}", "/traces/{request_id:path}")
+READS += ("/v1/audio/voices/{name}", "/traces/{request_id:path}", "/pipeline", "/pipeline/load")
+READS += ("/pipeline/requests",)
 READS += ("/v1/responses/{response_id}", "/v1/responses/{response_id}/input_items")
 
 
@@ -93,6 +94,7 @@ async def test_all_but_health_needs_a_key(keyed: Served) -> None:
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert answer.json()["error"]["type"] == "authentication_error"
                 assert answer.headers["x-request-id"]
+    assert (await keyed.http.get("/page/css/base.css")).status_code == 200
     for path, body in ACTS.items():
         if path not in OPEN_PATHS:
             assert code_of(await keyed.http.post(path, **body)) == (401, "invalid_api_key"), path

@@ -43,6 +43,7 @@ def test_model_and_server_info(http):
     assert info == http.get("/model_info").json()
     assert info["voices"] == ["default"]
     assert info["input_modalities"] == ["audio", "text"]
+    assert info["random_weights"] is False
     server = http.get("/get_server_info").json()
     assert server["served_model_name"] == "scripted"
     assert server["health"] == {"running": True}
@@ -107,7 +108,12 @@ def test_page_needs_nothing_from_elsewhere(http):
     page = http.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
-    assert not re.search(r'(src|href)\s*=\s*["\']?(https?:)?//', page.text)
+    parts = re.findall(r'(?:src|href)\s*=\s*["\']?([^"\'> ]+)', page.text)
+    kinds = {part: http.get(f"/{part}").headers["content-type"] for part in parts if part != "data:,"}
+    assert kinds["page/css/base.css"].startswith("text/css")
+    assert kinds["page/js/main.js"].startswith("text/javascript")
+    assert http.get("/page/nothing.js").status_code == 404
+    assert http.get("/page/../api/page.py").status_code == 404
 
 
 def test_flush_cache_reaches_the_pipeline(http, pipeline):

@@ -17,7 +17,7 @@ from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
 from sglang_omni.serve.api.protocol.completions import CompletionRequest
 from sglang_omni.serve.api.protocol.generate import NativeRequest
-from sglang_omni.serve.api.protocol.speech import SpeechRequest
+from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
 from sglang_omni.serve.api.state import Capabilities
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -254,7 +254,7 @@ def test_a_null_is_a_field_left_out(qwen, speech_chat):
         (qwen, CHAT, ChatCompletionRequest, HELLO),
         (qwen, "/v1/completions", CompletionRequest, {"prompt": "x"}),
         (qwen, "/generate", NativeRequest, {"text": "x"}),
-        (speech_chat, SPEECH, SpeechRequest, {"input": "x"}),
+        (speech_chat, SPEECH, CreateSpeechRequest, {"input": "x"}),
     ):
         nulls = {name: None for name in model.model_fields if name not in body}
         plain = served.takes(path, body)

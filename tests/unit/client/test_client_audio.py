@@ -95,7 +95,7 @@ def test_unknown_format_names_the_known_ones():
 
 def test_missing_encoder_is_reported_as_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ValueError, match=r"pip install 'sgl-omni\[serve\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'sgl-omni\[audio\]'"):
         encode_audio([0.0], response_format="flac")
     assert encode_audio([0.0], response_format="wav")[0].startswith(b"RIFF")
 

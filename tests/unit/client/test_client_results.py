@@ -10,7 +10,8 @@ import pytest
 
 from sglang_omni.client import Client, ClientError, GenerateChunk, GenerateRequest, Message, SamplingParams
 from sglang_omni.client.audio import decode_pcm, decode_wav
-from sglang_omni.client.local import result_chunk, to_omni_request
+from sglang_omni.client.local import to_omni_request
+from sglang_omni.client.results import result_chunk
 from sglang_omni.client.transport import Deltas
 from sglang_omni.proto import CompleteMessage, RequestError, StreamMessage
 

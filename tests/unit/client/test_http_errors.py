@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from sglang_omni.client import ClientError, RequestError
-from sglang_omni.client.http_errors import error_of_event, error_of_response
+from sglang_omni.client.http.errors import error_of_event, error_of_response
 
 
 def response(status: int, body: Any) -> httpx.Response:

@@ -141,7 +141,7 @@ def test_ports_of_allowed_hosts(url: str, allowed: str, is_allowed: bool) -> Non
 @pytest.mark.parametrize(
     ("path", "allowed", "text"),
     [
-        ("/clip", (), "allowed_media_hosts"),
+        ("/clip", (), "--allowed-media-hosts"),
         ("/clip", ("example.org",), "'127.0.0.1:"),
         ("/clip", ("127.0.0.1",), "with its port"),
         ("/elsewhere", ("this",), "'localhost:9'"),

@@ -13,9 +13,11 @@ from sample_media import audio_part, image_part, picture, sound, user, video, vi
 from tokenizers import Tokenizer
 
 from sglang_omni import cli
+from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, Qwen3OmniThinkerPipelineConfig
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import SPECIAL_TOKENS
+from sglang_omni.serve.api.state import Capabilities
 
 FILES = [
     "chat_template.json",
@@ -59,6 +61,16 @@ def test_half_precision_is_float32_rounded(tmp_path: Path, dtype: str) -> None:
     assert full.keys() == half.keys()
     for name, tensor in full.items():
         assert torch.equal(half[name], tensor.to(getattr(torch, dtype))), name
+
+
+def test_it_says_that_it_is_random(tmp_path: Path) -> None:
+    make_tiny_checkpoint(tmp_path, 0)
+    for kind in (Qwen3OmniPipelineConfig, Qwen3OmniThinkerPipelineConfig):
+        assert Capabilities.of(kind(model_path=str(tmp_path))).random_weights
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["random_weights"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not Capabilities.of(Qwen3OmniPipelineConfig(model_path=str(tmp_path))).random_weights
 
 
 def test_any_text_survives_the_tokenizer(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from sglang_omni.serve.api import errors
 from sglang_omni.serve.api.admission import Admission, AdmissionLimits
 from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.middleware import Gate
+from sglang_omni.serve.api.route_hints import RouteHints
 from sglang_omni.serve.launch.fleet import router_limits
 
 BODY_LIMIT = 100_000
@@ -64,7 +65,7 @@ class Served:
         async def at_once() -> Response:
             return JSONResponse({})
 
-        errors.install(app)
+        errors.install(app, RouteHints())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://a")
 

@@ -10,7 +10,7 @@ from annotated_types import MaxLen
 
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, encodable_rate
 from sglang_omni.models.speech_chat.preprocess import Limits
-from sglang_omni.serve.api.protocol.speech import SpeechRequest
+from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -19,11 +19,11 @@ def test_formats_and_their_default() -> None:
     text = (DOCS / "speech.md").read_text()
     row = re.search(r"`/v1/audio/speech`, `response_format` \|([^|]+)\|([^|]+)\|", text)
     assert row is not None
-    literal, _ = get_args(SpeechRequest.model_fields["response_format"].annotation)
+    literal, _ = get_args(CreateSpeechRequest.model_fields["response_format"].annotation)
     formats = re.findall(r"`(\w+)`", row[1])
     assert formats == list(get_args(literal))
     assert set(formats) <= FORMAT_MIME_TYPES.keys()
-    usual, streamed = SpeechRequest(input="a"), SpeechRequest(input="a", stream=True)
+    usual, streamed = CreateSpeechRequest(input="a"), CreateSpeechRequest(input="a", stream=True)
     assert row[2].strip() == f"`{usual.audio_format}`; with `stream: true` alone, `{streamed.audio_format}`"
 
 
@@ -40,6 +40,8 @@ def test_rates() -> None:
 
 
 def test_longest_text_to_speak() -> None:
-    (limit,) = [m.max_length for m in SpeechRequest.model_fields["input"].metadata if isinstance(m, MaxLen)]
+    (limit,) = [
+        m.max_length for m in CreateSpeechRequest.model_fields["input"].metadata if isinstance(m, MaxLen)
+    ]
     assert Limits().speech_chars == limit
     assert f"a text to speak {limit:,} characters" in (DOCS / "models.md").read_text()

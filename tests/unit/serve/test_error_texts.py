@@ -12,7 +12,7 @@ from sglang_omni.serve.api.protocol.admin import AbortRequest
 from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
 from sglang_omni.serve.api.protocol.completions import CompletionRequest
 from sglang_omni.serve.api.protocol.generate import NativeRequest
-from sglang_omni.serve.api.protocol.speech import SpeechRequest
+from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
 from sglang_omni.serve.api.protocol.transcriptions import TranscriptionForm
 from sglang_omni.serve.api.validation import field_path, validation_error
 
@@ -106,7 +106,7 @@ MODELS = (
     ChatCompletionRequest,
     CompletionRequest,
     NativeRequest,
-    SpeechRequest,
+    CreateSpeechRequest,
     TranscriptionForm,
 )
 

@@ -187,7 +187,7 @@ def test_port_in_use_is_told_before_anything_starts(tmp_path, capsys):
         port = taken.getsockname()[1]
         for extra in ([], ["--dp-size", "2"]):
             assert launch_server.main(["--config", str(file), "--port", str(port), *extra]) == 1
-            assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+            assert f"port {port} of 127.0.0.1 is in use; give another one" in capsys.readouterr().err
 
 
 def test_config_commands(tmp_path, capsys):
@@ -236,7 +236,7 @@ def test_router_options_reach_the_fleet_and_need_one(capsys):
     ("flags", "words"),
     [
         (["--router-cache-threshold", "7"], "--router-cache-threshold: 7 is not between 0 and 1"),
-        (["--policy", "fastest"], '--router-policy: "fastest" is none of'),
+        (["--policy", "fastest"], "--policy: 'fastest' is none of"),
     ],
 )
 def test_wrong_router_options_are_known_before_anything_is_loaded(flags, words, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from virtual_time import VirtualClock
 
-from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice
+from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice, from_onset
 from sglang_omni.models.speech_chat.speak import SpeakSession
 from sglang_omni.proto import OmniRequest, StagePayload
 
@@ -62,3 +62,24 @@ def test_a_slowly_written_sentence_is_spoken_by_clauses() -> None:
 )
 def test_sentences_stay_whole_if_there_is_no_need(speed: float, options: dict[str, bool]) -> None:
     assert pieces(chars_per_second=speed, **options) == WHOLE
+
+
+def test_speech_begins_at_once_and_pauses_between_sentences() -> None:
+    """Only the first sentence loses the silence that it begins with, and no sound."""
+    silence, soft, loud = np.zeros(6000), np.full(480, 0.002), np.full(4800, 0.5)
+    sentence = np.concatenate([silence, soft, loud, silence]).astype(np.float32)
+
+    class Speaker:
+        def speak(self, text: str, speed: float, seed: int) -> np.ndarray:
+            return sentence
+
+    session = SpeakSession(cast(Voice, Speaker()))
+    request = OmniRequest(None, {}, {"task": "chat", "output_modalities": ["audio"]})
+    first, *_, last = [*session.begin(StagePayload("r", request, {"text": ANSWER})), *session.end()]
+    np.testing.assert_array_equal(first["audio_data"], sentence[6000 - 960 :])
+    np.testing.assert_array_equal(last["audio_data"], sentence)
+
+
+@pytest.mark.parametrize("samples", [0, 100, 1000])
+def test_silence_stays_as_it_is(samples: int) -> None:
+    assert len(from_onset(np.zeros(samples, np.float32))) == samples
