@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni import hub
+from sglang_omni.families import family_named
+from sglang_omni.packages import missing
 from sglang_omni.serve.launch.registry import PipelineError, pipeline_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from sglang_omni.config.memory import MemoryPlan
 
 DEFAULT_MODEL = "speech-chat"
-_SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
 
 
 class LaunchError(Exception):
@@ -53,7 +52,7 @@ def load_pipeline(
     given = model_path or DEFAULT_MODEL
     path = _local(given, revision, weights=weights)
     if path == DEFAULT_MODEL:
-        config = import_string(_SPEECH_CHAT)(model_path=path)
+        config = import_string(family_named("speech_chat").config.replace(":", "."))(model_path=path)
     else:
         try:
             config = pipeline_of(_checkpoint_fields(Path(path))).config(path)
@@ -118,14 +117,9 @@ def check_installed(config: PipelineConfig) -> None:
     Raises:
         LaunchError: Some are not; the text shows the commands.
     """
-    required: dict[str, Sequence[str]] = getattr(config, "required_packages", {})
-    missing = {
-        command: [name for name in modules if importlib.util.find_spec(name) is None]
-        for command, modules in required.items()
-    }
-    if any(missing.values()):
-        names = ", ".join(name for modules in missing.values() for name in modules)
-        commands = "".join(f"\n  {command}" for command, modules in missing.items() if modules)
+    if absent := missing(getattr(config, "required_packages", {})):
+        names = ", ".join(name for modules in absent.values() for name in modules)
+        commands = "".join(f"\n  {command}" for command in absent)
         raise LaunchError(f"{config.name} needs {names}, not installed here:{commands}")
 
 
