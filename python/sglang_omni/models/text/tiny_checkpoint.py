@@ -44,6 +44,8 @@ class TinyTextShape:
         for name, value in vars(self).items():
             if type(value) is int and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
