@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_omni.models.csm.tiny_checkpoint import make
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RATE = 24_000
 GREEDY: dict[str, Any] = {"do_sample": False, "depth_decoder_do_sample": False}
@@ -32,6 +32,7 @@ class CsmOracle:
 
     @classmethod
     def make(cls, path: Path, seed: int = 0, **shape: Any) -> CsmOracle:
+        import torch
         from transformers import AutoProcessor, CsmForConditionalGeneration
 
         make(path, seed, **shape)
@@ -56,6 +57,8 @@ class CsmOracle:
 
     def speak_after(self, frames: Sequence[Sequence[int]], said: str, text: str, max_frames: int) -> Said:
         """The same of a text after one that was said in ``frames``, which no sound need have."""
+        import torch
+
         model, config = self.model, self.model.config
         before, after = (self.inputs(each)["input_ids"] for each in (said, text))
         end = [config.codebook_eos_token_id] * config.num_codebooks
@@ -80,6 +83,8 @@ class CsmOracle:
 
     def decode(self, codes: Any) -> Tensor:
         """Samples (n,) of frames."""
+        import torch
+
         codes = torch.as_tensor(codes, dtype=torch.long)
         if not len(codes):
             return torch.zeros(0)

@@ -115,7 +115,8 @@ def _continues(before: str, mark: str, following: str) -> bool:
 def speakable_parts(text: str, max_chars: int) -> list[str]:
     """A whole text in parts of as many sentences as ``max_chars`` characters hold, to be spoken one by one.
 
-    A longer sentence is cut as by ``SentenceSplitter``. A part that would have no letter or digit is left out.
+    A longer sentence is cut as by ``SentenceSplitter``. No part begins with a sentence that has no letter or
+    digit: such a sentence is left out, unless it follows another in its part.
     """
     splitter = SentenceSplitter(max_chars)
     parts: list[str] = []

@@ -66,8 +66,8 @@ class OmniScheduler(Generic[RequestT]):
             a finish reason, the request ends at once with the tokens it has.
         abort_callback: Called with the id of every aborted request, after its memory is free.
         warm_up_requests: Makes small requests of all kinds of steps that the engine has.
-        follow_up: Called with each request that has ended; makes the next one of the same payload and id, whose
-            output goes on where that of the last one stopped, or returns None if the output is complete.
+        follow_up: Called with each request that has ended; makes the next one of the same payload and id,
+            whose output goes on where that of the last one stopped. None if the output is complete.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ class _Decoding:
         wave = hidden.transpose(1, 2)
         for layer in module.decoder.layers:
             wave = self._layer(layer, wave)
-        return cast(Tensor, wave)
+        return wave
 
     def _layer(self, layer: Any, wave: Tensor) -> Tensor:
         if hasattr(layer, "block"):
@@ -182,7 +182,7 @@ class _Decoding:
         # A sample depends on the steps whose kernels reach it: zeros before the first add nothing.
         stride, count = conv.stride[0], wave.shape[-1]
         reach = math.ceil(conv.kernel_size[0] / stride) - 1
-        return cast(Tensor, conv(self._extend(wave, reach))).narrow(-1, reach * stride, count * stride)
+        return conv(self._extend(wave, reach)).narrow(-1, reach * stride, count * stride)
 
     def _transform(self, hidden: Tensor, positions: Tensor) -> Tensor:
         module, window, device = self._module.decoder_transformer, self._window, hidden.device

@@ -14,7 +14,7 @@ _STAGES, _SPEECH = "sglang_omni.models.csm.stages", "sglang_omni.models.frames.s
 
 
 def speech_stages() -> list[StageConfig]:
-    """A process for each model, and one for the stage that computes little."""
+    """A process for the decoders, one for the codec, and one for the stage that computes little."""
     return [
         StageConfig(
             name="preprocess",
@@ -24,9 +24,7 @@ def speech_stages() -> list[StageConfig]:
             route_fn=f"{_SPEECH}.after_preprocess",
             project_payload={"code2wav": f"{_SPEECH}.to_code2wav"},
         ),
-        StageConfig(
-            name="reference", factory=f"{_STAGES}.create_reference", process="reference", next="speak"
-        ),
+        StageConfig(name="reference", factory=f"{_STAGES}.create_reference", process="codec", next="speak"),
         StageConfig(
             name="speak",
             factory=f"{_STAGES}.create_speak",
@@ -37,7 +35,7 @@ def speech_stages() -> list[StageConfig]:
         StageConfig(
             name="code2wav",
             factory=f"{_STAGES}.create_code2wav",
-            process="code2wav",
+            process="codec",
             terminal=True,
             can_accept_stream_before_payload=True,
         ),

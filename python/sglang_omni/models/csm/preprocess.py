@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -72,8 +73,9 @@ class CsmPreprocessor:
         data = SpeechParts(parts=parts)
         length = max(map(len, parts))
         params = {name: value for name, value in speech.params.items() if name != "ref_audio"}
-        if (sound := speech.params.get("ref_audio")) is not None or params.get("ref_text") is not None:
-            data["reference"] = self._ids(voice, self._said(sound, params.get("ref_text")), check)
+        if (reference := _reference(speech.params)) is not None:
+            sound, said = reference
+            data["reference"] = self._ids(voice, said, check)
             recording = data["recording"] = self._recording(sound, check)
             frames = -(-len(recording["samples"]) // self._checkpoint.frame_samples)
             length += len(data["reference"]) + frames + 1
@@ -90,13 +92,6 @@ class CsmPreprocessor:
             self._tokenizer.hide(f"[{voice}]{text}"), add_special_tokens=True, check=check
         )
 
-    def _said(self, sound: object, text: str | None) -> str:
-        if sound is None or text is None or not text.strip():
-            missing = "ref_audio" if sound is None else "ref_text"
-            told = f"{missing} is missing: a voice is its recording, ref_audio, with what it says, ref_text"
-            raise RequestError(told, param=missing, code="missing_required_parameter")
-        return text
-
     def _recording(self, sound: str | bytes, check: Check) -> Recording:
         limits, param = self._limits, "ref_audio"
         deadline = Deadline(limits.decode_seconds, param=param, check=check)
@@ -111,3 +106,15 @@ class CsmPreprocessor:
         clip = decode_audio(encoded, param=param, sample_rate=rate, max_seconds=seconds, check=deadline)
         key = hashlib.sha256(clip.samples.tobytes()).digest()
         return Recording(key=key, samples=torch.from_numpy(clip.samples))
+
+
+def _reference(params: Mapping[str, Any]) -> tuple[str | bytes, str] | None:
+    """The recording of a voice, and what it says; None without one."""
+    sound, said = params.get("ref_audio"), params.get("ref_text")
+    if sound is None and said is None:
+        return None
+    if sound is None or not isinstance(said, str) or not said.strip():
+        missing = "ref_audio" if sound is None else "ref_text"
+        told = f"{missing} is missing: a voice is its recording, ref_audio, with what it says, ref_text"
+        raise RequestError(told, param=missing, code="missing_required_parameter")
+    return sound, said

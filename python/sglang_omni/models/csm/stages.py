@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
@@ -195,7 +196,9 @@ def create_code2wav(
     return scheduler
 
 
+@cache
 def _codec(model_path: str, dtype: Dtype, gpu_id: int | None, num_threads: int | None) -> Any:
+    """transformers' module, which the stages of one process share."""
     import torch
 
     from sglang_omni.model_runner.loader import DTYPES

@@ -1,4 +1,4 @@
-"""A random CSM checkpoint of some hundred kilobytes, with all files of a published one: for tests and trials."""
+"""A random CSM checkpoint of 0.4 MB, with all files of a published one: for tests and trials."""
 
 from __future__ import annotations
 
@@ -34,8 +34,13 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
         The directory.
     """
     import torch
-    from transformers import CsmConfig, CsmForConditionalGeneration, CsmProcessor, EncodecFeatureExtractor
-    from transformers import GenerationConfig
+    from transformers import (
+        CsmConfig,
+        CsmForConditionalGeneration,
+        CsmProcessor,
+        EncodecFeatureExtractor,
+        GenerationConfig,
+    )
 
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
@@ -117,13 +122,19 @@ def _fill(model: Any, chance: torch.Generator) -> None:
                 tensor.fill_(0.3)
             elif "embed" in name:
                 tensor.copy_(torch.randn(tensor.shape, generator=chance))
-            elif tensor.dim() > 1 and tensor.is_floating_point():
+            elif name.endswith(".bias"):
+                tensor.copy_(0.1 * torch.randn(tensor.shape, generator=chance))
+            elif tensor.dim() > 1:
                 fan_in = tensor[0].numel()
                 tensor.copy_(torch.randn(tensor.shape, generator=chance) * fan_in**-0.5 * 2)
         heads, depth = model.depth_decoder.codebooks_head.weight, model.depth_decoder.model
         heads.copy_(torch.randn(heads.shape, generator=chance) * 2 * heads.shape[1] ** -0.5)
         # Sound within [-1, 1].
-        model.codec_model.decoder.layers[-1].conv.weight *= 0.004
+        groups = model.config.num_codebooks
+        wave = model.codec_model.decode(torch.randint(codes, (8, groups, 30), generator=chance)).audio_values
+        last = model.codec_model.decoder.layers[-1].conv
+        last.weight *= 0.6 / wave.abs().max()
+        last.bias *= 0.6 / wave.abs().max()
         # Codes that the codec has not are never the likeliest.
         model.lm_head.weight[codes:] = 0
         heads[..., codes:] = 0

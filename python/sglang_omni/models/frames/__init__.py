@@ -1,1 +1,1 @@
-"""Speech as frames of codes: one decoder over time chooses each frame's first code, another the rest of it."""
+"""Speech as frames of codes: a decoder over time chooses each frame's first code, another one the rest."""

@@ -1,7 +1,7 @@
-"""The speak stage of speech that is made frame by frame: texts to requests of its engine, and these to frames.
+"""The speak stage of models of frames: texts to requests of its engine, and these to streams of frames.
 
-A long text is spoken in parts, each a request of the engine. A part hears the one before it, so that the voice
-stays the same.
+A long text is spoken in parts, each a request of the engine. A part hears the one before it, so that the
+voice stays the same.
 """
 
 from __future__ import annotations

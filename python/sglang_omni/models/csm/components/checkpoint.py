@@ -85,7 +85,7 @@ class CsmCheckpoint:
 
     def decoder(self, strategy: FeedbackStrategy) -> DecoderSpec:
         """The backbone, whose input rows are the strategy's."""
-        # It has no embeddings of its own tokens alone: the head, as large, stands in for them, and is not read.
+        # No embeddings are read but the strategy's: the head, which is as large, stands in for them.
         head = "lm_head.weight"
         return DecoderSpec(
             model_path=self.path,

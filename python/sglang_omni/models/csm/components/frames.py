@@ -18,12 +18,9 @@ _DEPTH = "depth_decoder.model.embed_tokens.weight"
 
 
 class CsmFrames:
-    """A ``FrameDecoder``. The row of a frame is the sum of the embeddings of its codes.
+    """A ``FrameDecoder``. The row of a frame is the sum of the embeddings of its codes."""
 
-    Attributes of ``FrameDecoder`` aside, ``from_checkpoint`` sets everything.
-    """
-
-    end_token = None
+    end_token: int | None = None
 
     def __init__(self, checkpoint: CsmCheckpoint, dtype: torch.dtype, device: str) -> None:
         """
@@ -37,7 +34,8 @@ class CsmFrames:
         depth, backbone = checkpoint.depth, checkpoint.backbone
         groups, size, hidden = depth.num_code_groups, backbone.vocab_size, backbone.hidden_size
         self.device, self.dtype = torch.device(device), dtype
-        self.num_code_groups, self.hidden_size, self.end_code = groups, hidden, checkpoint.end_code
+        self.num_code_groups, self.hidden_size = groups, hidden
+        self.end_code: int | None = checkpoint.end_code
         self._text_embed = Checkpoint(checkpoint.path, dtype, "embed_text_tokens.", device=device).take(
             "embed_text_tokens.weight", (checkpoint.text_vocab_size, hidden)
         )
@@ -79,7 +77,7 @@ class CsmFrames:
 
     def prompt(self, turns: Sequence[SpokenTurn], text: list[int]) -> list[int | Tensor]:
         """Each turn's text, its frames and a frame of end codes; then the text to speak."""
-        end = torch.full((self.num_code_groups,), self.end_code)
+        end = torch.full_like(self._offsets, self.end_code or 0)
         rows: list[int | Tensor] = []
         for turn in turns:
             rows += [*turn.text, *turn.frames.unbind(), end]
