@@ -19,6 +19,7 @@ import soundfile
 import torch
 import uvicorn
 from csm_oracle import RATE, CsmOracle, Said
+from waiting import until
 
 from sglang_omni.client import Client
 from sglang_omni.config import PipelineRunner, compile_pipeline
@@ -66,6 +67,10 @@ class Server:
         self.server.should_exit = True
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
+
+    def load(self) -> int:
+        """Requests in the pipeline."""
+        return int(httpx.get(f"{self.url}/get_load", timeout=PATIENCE).json()["running"])
 
     def ask(self, text: str, frames: int = 20, **fields: Any) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/audio/speech", json=body(text, frames, **fields), timeout=PATIENCE)
@@ -154,6 +159,8 @@ def test_eight_at_once_beside_callers_who_leave(
         for each in left:
             each.result()
     assert [equals(*pair) for pair in zip(heard, said, strict=True)] == [True] * 8
+    # Of those who left, nothing is computed on.
+    asyncio.run(until(lambda: server.load() == 0))
 
 
 def test_a_long_text_is_spoken_part_by_part(server: Server, csm: CsmOracle) -> None:
