@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from csm_oracle import CsmOracle
 from fake_machine import FakeMachine, compile_driver
 from hypothesis import HealthCheck, settings
 from qwen3_omni_oracle import Oracle
@@ -86,6 +87,16 @@ def qwen3_omni(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Oracle
         return Oracle.make(tmp_path_factory.mktemp(f"qwen3-omni-{shape}-{seed}"), seed=seed, shape=shape)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def csm(tmp_path_factory: pytest.TempPathFactory) -> CsmOracle:
+    """A tiny CSM checkpoint and transformers' model of it, made once a session."""
+
+    import torch
+
+    torch.set_num_threads(1)
+    return CsmOracle.make(tmp_path_factory.mktemp("csm"))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, Protocol
@@ -72,6 +73,7 @@ class EngineRequest(BaseRequest):
             prompt's tokens are placeholders, and penalties ignore them.
         adapter: The LoRA adapter that computes it, by name; None for the bare model.
         grammar: What the output must match, if ``sampling`` names a grammar; it takes each output token.
+        ends: Asked after each token whether the sequence ends with it, for models whose end no token tells.
         demands: What the sampler does for this request alone; None for most requests.
         prompt_scores: Set if the prompt's log-probabilities are wanted.
         cached_tokens: Prompt tokens found in the cache when the request first ran.
@@ -89,6 +91,7 @@ class EngineRequest(BaseRequest):
     cacheable: bool = True
     adapter: str | None = None
     grammar: GrammarState | None = None
+    ends: Callable[[], bool] | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     cached_tokens: int = 0

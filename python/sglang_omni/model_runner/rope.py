@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,20 @@ from torch import Tensor
 from sglang_omni.model_runner.config import DecoderConfig
 
 
-def inverse_frequencies(config: DecoderConfig) -> Tensor:
+class RotaryShape(Protocol):
+    """What the frequencies depend on; names as in ``DecoderConfig``."""
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def rope_theta(self) -> float: ...
+
+    @property
+    def rope_scaling(self) -> Mapping[str, Any]: ...
+
+
+def inverse_frequencies(config: RotaryShape) -> Tensor:
     """Radians per position for each pair of channels, (head_dim / 2,) float32.
 
     Raises:

@@ -110,3 +110,19 @@ def _continues(before: str, mark: str, following: str) -> bool:
         return True
     # "1. Paris": a number alone before its period numbers an item; "in 1999." ends a sentence.
     return word.isdigit() and not before[: len(before) - len(word)].strip()
+
+
+def speakable_parts(text: str, max_chars: int) -> list[str]:
+    """A whole text in parts of as many sentences as ``max_chars`` characters hold, to be spoken one by one.
+
+    A longer sentence is cut as by ``SentenceSplitter``. No part begins with a sentence that has no letter or
+    digit: such a sentence is left out, unless it follows another in its part.
+    """
+    splitter = SentenceSplitter(max_chars)
+    parts: list[str] = []
+    for sentence in [*splitter.feed(text), *splitter.flush()]:
+        if parts and len(parts[-1]) + 1 + len(sentence) <= max_chars:
+            parts[-1] += f" {sentence}"
+        elif any(map(str.isalnum, sentence)):
+            parts.append(sentence)
+    return parts

@@ -1,0 +1,1 @@
+"""Codecs that several model families share: between sound and frames of codes."""

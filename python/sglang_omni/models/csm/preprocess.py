@@ -1,0 +1,120 @@
+"""The preprocess stage: a text, and perhaps the recording of a voice, to token ids and samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_omni.models.codecs.mimi import Recording
+from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
+from sglang_omni.models.csm.request_params import REQUEST_PARAMS, SPEAKERS
+from sglang_omni.models.frames.speech import SpeechParts
+from sglang_omni.preprocessing.audio import decode_audio
+from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
+from sglang_omni.preprocessing.media import media_bytes
+from sglang_omni.preprocessing.request_params import check_request
+from sglang_omni.preprocessing.sentences import speakable_parts
+from sglang_omni.preprocessing.tokenizing import TextTokenizer
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+from sglang_omni.tasks import SpeechRequest
+
+
+@dataclass(frozen=True)
+class SpeechLimits:
+    """Limits of a request.
+
+    Attributes:
+        speech_chars: Characters of a text to speak.
+        part_chars: Characters of it that are one prompt.
+        reference_seconds, reference_bytes: Length of a voice's recording, and its encoded size.
+        decode_seconds: Time to fetch and decode it.
+        allowed_media_hosts: Hosts of URLs of recordings.
+    """
+
+    speech_chars: int
+    part_chars: int
+    reference_seconds: float
+    reference_bytes: int
+    decode_seconds: float
+    allowed_media_hosts: Collection[str]
+
+
+class CsmPreprocessor:
+    """Converts the entry payload to ``SpeechParts``. The request's own inputs are dropped."""
+
+    def __init__(self, checkpoint: CsmCheckpoint, tokenizer: TextTokenizer, limits: SpeechLimits) -> None:
+        self._checkpoint, self._tokenizer, self._limits = checkpoint, tokenizer, limits
+
+    def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
+        """
+        Args:
+            aborted: Returns true once the request is aborted; the work then ends.
+
+        Raises:
+            RequestError: An input or parameter is not acceptable.
+            Aborted: The request was aborted.
+        """
+        check_request(payload.request, REQUEST_PARAMS)
+        speech, check, limits = SpeechRequest.of(payload), until_aborted(aborted), self._limits
+        if len(speech.text) > limits.speech_chars:
+            told = f"input is {len(speech.text)} characters long; the limit is {limits.speech_chars}"
+            raise RequestError(told, param="input", code="invalid_value")
+        voice = "0" if speech.voice is None else speech.voice
+        if voice not in SPEAKERS:
+            told = f"unknown voice {voice!r}: this model's are the speakers {', '.join(SPEAKERS)}"
+            raise RequestError(told, param="voice", code="unsupported_value")
+        parts = [self._ids(voice, part, check) for part in speakable_parts(speech.text, limits.part_chars)]
+        if not parts:
+            raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
+        data = SpeechParts(parts=parts)
+        length = max(map(len, parts))
+        params = {name: value for name, value in speech.params.items() if name != "ref_audio"}
+        if (reference := _reference(speech.params)) is not None:
+            sound, said = reference
+            data["reference"] = self._ids(voice, said, check)
+            recording = data["recording"] = self._recording(sound, check)
+            frames = -(-len(recording["samples"]) // self._checkpoint.frame_samples)
+            length += len(data["reference"]) + frames + 1
+        if length >= (most := self._checkpoint.backbone.max_position_embeddings):
+            told = f"text and recording take {length} positions; the model has {most}, speech included"
+            param = "ref_audio" if "recording" in data else "input"
+            raise RequestError(told, param=param, code="context_length_exceeded")
+        request = OmniRequest(None, params, payload.request.metadata)
+        return StagePayload(payload.request_id, request, data)
+
+    def _ids(self, voice: str, text: str, check: Check) -> list[int]:
+        """A turn's token ids, none of the user's text a control token, however it is spelled."""
+        return self._tokenizer.encode(
+            self._tokenizer.hide(f"[{voice}]{text}"), add_special_tokens=True, check=check
+        )
+
+    def _recording(self, sound: str | bytes, check: Check) -> Recording:
+        limits, param = self._limits, "ref_audio"
+        deadline = Deadline(limits.decode_seconds, param=param, check=check)
+        encoded = media_bytes(
+            sound,
+            param=param,
+            max_bytes=limits.reference_bytes,
+            allowed_hosts=limits.allowed_media_hosts,
+            check=deadline,
+        )
+        rate, seconds = self._checkpoint.sample_rate, limits.reference_seconds
+        clip = decode_audio(encoded, param=param, sample_rate=rate, max_seconds=seconds, check=deadline)
+        key = hashlib.sha256(clip.samples.tobytes()).digest()
+        return Recording(key=key, samples=torch.from_numpy(clip.samples))
+
+
+def _reference(params: Mapping[str, Any]) -> tuple[str | bytes, str] | None:
+    """The recording of a voice, and what it says; None without one."""
+    sound, said = params.get("ref_audio"), params.get("ref_text")
+    if sound is None and said is None:
+        return None
+    if sound is None or not isinstance(said, str) or not said.strip():
+        missing = "ref_audio" if sound is None else "ref_text"
+        told = f"{missing} is missing: a voice is its recording, ref_audio, with what it says, ref_text"
+        raise RequestError(told, param=missing, code="missing_required_parameter")
+    return sound, said
