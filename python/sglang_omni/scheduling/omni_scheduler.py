@@ -30,6 +30,7 @@ ResultAdapter = Callable[[StagePayload, RequestT], StagePayload]
 StreamOutputBuilder = Callable[[StagePayload, RequestT, list[int]], list[OutgoingMessage] | None]
 StreamChunkHandler = Callable[[RequestT, Any], None]
 StreamDoneHandler = Callable[[RequestT, Any], FinishReason | None]
+NextRequest = Callable[[StagePayload, RequestT], RequestT | None]
 
 # The most stream messages of one request that are kept before its payload comes.
 _MAX_EARLY = 4096
@@ -63,6 +64,8 @@ class OmniScheduler(Generic[RequestT]):
             request's payload follow right after ``request_builder``.
         stream_done_handler: Takes the end of such a stream, with the name of its source stage. If it returns
             a finish reason, the request ends at once with the tokens it has.
+        next_request: Makes of a finished request another one that goes on with it, under the same id; None if
+            it was the last. The result is that of the last one.
         abort_callback: Called with the id of every aborted request, after its memory is free.
         warm_up_requests: Makes small requests of all kinds of steps that the engine has.
     """
@@ -75,6 +78,7 @@ class OmniScheduler(Generic[RequestT]):
         stream_output_builder: StreamOutputBuilder[RequestT] | None = None,
         stream_chunk_handler: StreamChunkHandler[RequestT] | None = None,
         stream_done_handler: StreamDoneHandler[RequestT] | None = None,
+        next_request: NextRequest[RequestT] | None = None,
         abort_callback: Callable[[str], None] | None = None,
         warm_up_requests: Callable[[], Sequence[RequestT]] = tuple,
     ) -> None:
@@ -88,6 +92,7 @@ class OmniScheduler(Generic[RequestT]):
         self._build_stream_output = stream_output_builder
         self._handle_chunk = stream_chunk_handler
         self._handle_done = stream_done_handler
+        self._next_request = next_request
         self._abort_callback = abort_callback
         self._warm_up_requests = warm_up_requests
         self._active: dict[str, _Active[RequestT]] = {}
@@ -294,23 +299,33 @@ class OmniScheduler(Generic[RequestT]):
         return "decode" if len(active.request.output_token_ids) > 1 else "prefill"
 
     def _advance(self, active: _Active[RequestT]) -> None:
-        """Puts out a request's new output. The request is over if it has a finish reason."""
+        """Puts out a request's new output. The request is over if it has a finish reason and no successor."""
         request_id = active.request.request_id
         if active.request.finish_reason is not None:
             del self._active[request_id]
             self._over.add(request_id)
             if active.request.failure is None:
                 self.steps.succeed()
-        if self._follows:
-            return
         try:
-            self._emit(active)
+            following = self._following(active)
+            if not self._follows:
+                self._emit(active, is_last=following is None)
+            if following is not None:
+                self.engine.add(following)
+                self._active[request_id] = _Active(active.payload, following)
+                self._over.discard(request_id)
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
             after_failure(exc)
             self.outbox.put(OutgoingMessage(request_id, "error", exc))
             self.abort(request_id)
 
-    def _emit(self, active: _Active[RequestT]) -> None:
+    def _following(self, active: _Active[RequestT]) -> RequestT | None:
+        request = active.request
+        if self._next_request is None or request.finish_reason is None or request.failure is not None:
+            return None
+        return self._next_request(active.payload, request)
+
+    def _emit(self, active: _Active[RequestT], *, is_last: bool) -> None:
         payload, request = active.payload, active.request
         if request.failure is not None:
             raise request.failure
@@ -319,7 +334,7 @@ class OmniScheduler(Generic[RequestT]):
             active.num_streamed = len(request.output_token_ids)
             for message in self._build_stream_output(payload, request, new_tokens) or ():
                 self.outbox.put(message)
-        if request.finish_reason is not None:
+        if request.finish_reason is not None and is_last:
             result = self._adapt_result(payload, request)
             self.outbox.put(OutgoingMessage(request.request_id, "result", result))
 

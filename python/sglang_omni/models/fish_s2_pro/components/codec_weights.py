@@ -7,6 +7,7 @@ alone needs, are in it too and not read.
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from collections.abc import Mapping
@@ -208,6 +209,20 @@ class CodecWeights:
                 "is expected"
             )
         return kernel // steps_per_stride
+
+
+def frame_length(directory: str | Path) -> int:
+    """Samples of a frame, by the encoder's kernels.
+
+    Raises:
+        FileNotFoundError, ValueError: ``codec.pth`` is missing, or a tensor of it.
+    """
+    weights = CodecWeights(directory, torch.float32, "cpu")
+    blocks = range(1, weights.count("encoder.block.") - 2)
+    strides = [weights.strided(f"encoder.block.{number}.block.4.conv", 2).stride for number in blocks]
+    rows = range(weights.count("quantizer.downsample."))
+    strides += [weights.strided(f"quantizer.downsample.{number}.0.conv", 1).stride for number in rows]
+    return math.prod(strides)
 
 
 def _state_dict(stored: Any, path: Path) -> Mapping[str, Tensor]:
