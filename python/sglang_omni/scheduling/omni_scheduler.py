@@ -299,7 +299,7 @@ class OmniScheduler(Generic[RequestT]):
         return "decode" if len(active.request.output_token_ids) > 1 else "prefill"
 
     def _advance(self, active: _Active[RequestT]) -> None:
-        """Puts out a request's new output. The request is over if it has a finish reason."""
+        """Puts out a request's new output. The request is over if it has a finish reason and no successor."""
         request_id = active.request.request_id
         following = self._following(active)
         if active.request.finish_reason is not None and following is None:

@@ -1,1 +1,1 @@
-"""Codecs that several model families share: between sound and frames of codes."""
+"""Parts of neural audio codecs, which several model families share: waves to codes, and codes to waves."""
