@@ -57,7 +57,7 @@ class StreamSession(ABC):
     def result(self) -> Any:
         """Returns the ``data`` of the resulting payload. Called once, after all steps."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing but memory
         """Frees what the request holds. Called last, and once, however the request ends."""
 
 

@@ -66,7 +66,9 @@ class WhisperPreprocessor:
         check, request = until_aborted(aborted), payload.request
         task = task_of(request)
         if task not in ("transcription", "translation"):
-            raise RequestError(f"this model transcribes recordings, it does no {task}", code="unsupported_task")
+            raise RequestError(
+                f"this model transcribes recordings, it does no {task}", code="unsupported_task"
+            )
         check_request(request, REQUEST_PARAMS)
         if task == "translation" and not self._checkpoint.multilingual:
             raise RequestError(

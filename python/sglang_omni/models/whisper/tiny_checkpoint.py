@@ -116,7 +116,7 @@ def _write_configs(directory: Path, tiny: TinyWhisperShape, ids: dict[str, int],
         },
     )
     first_space = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))["\u0120"]
-    generation = {
+    generation: dict[str, Any] = {
         **marks,
         "max_length": tiny.max_target_positions,
         "suppress_tokens": [start, *range(ids["<|translate|>"], ids["<|notimestamps|>"])],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,9 @@ class _Projections(nn.Module):
         """(B, n, hidden_size) to (B, heads, n, head_dim)."""
         return rows.unflatten(-1, (self._heads, -1)).transpose(1, 2)
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def attend(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool
+    ) -> Tensor:
         """(B, n, hidden_size) from a query (B, heads, n, head_dim); ``mask`` is True where it may look."""
         found = scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal)
         return self.out_proj(found.transpose(1, 2).flatten(2))
@@ -102,7 +106,7 @@ class WhisperDecoder(nn.Module):
 
     def hear(self, heard: Tensor, cache: DecoderCache, slots: Tensor) -> None:
         """Stores the keys and values of what was heard, (B, positions, hidden_size), in ``slots`` (B,)."""
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._layers):
             cross = layer.encoder_attn
             cache.cross_keys[index, slots] = cross.split(cross.k_proj(heard))
             cache.cross_values[index, slots] = cross.split(cross.v_proj(heard))
@@ -121,7 +125,7 @@ class WhisperDecoder(nn.Module):
         """
         count = tokens.shape[1]
         hidden = self.embed_tokens(tokens) * self._scale + self.embed_positions.weight[:count]
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._layers):
             own, normed = layer.self_attn, layer.self_attn_layer_norm(hidden)
             query, keys, values = (own.split(part(normed)) for part in (own.q_proj, own.k_proj, own.v_proj))
             cache.keys[index, slots, :, :count] = keys
@@ -148,7 +152,7 @@ class WhisperDecoder(nn.Module):
         mask = (torch.arange(longest, device=tokens.device) <= places[:, None])[:, None, None]
         positions = self.embed_positions.weight[places.clamp(max=len(self.embed_positions.weight) - 1)]
         hidden = (self.embed_tokens(tokens) * self._scale + positions)[:, None]
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._layers):
             own, normed = layer.self_attn, layer.self_attn_layer_norm(hidden)
             query, key, value = (own.split(part(normed)) for part in (own.q_proj, own.k_proj, own.v_proj))
             keys, values = cache.keys[index], cache.values[index]
@@ -164,6 +168,10 @@ class WhisperDecoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., vocab_size) float32."""
         return linear(hidden, self.embed_tokens.weight).float()
+
+    @property
+    def _layers(self) -> Iterable[_DecoderLayer]:
+        return cast(Iterable[_DecoderLayer], self.layers)
 
     @staticmethod
     def _rest(layer: _DecoderLayer, hidden: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -53,6 +53,8 @@ class DecodingRules:
         never = [*tokens.suppressed]
         if self.writes_times and tokens.no_timestamps is not None:
             never.append(tokens.no_timestamps)
+        elif tokens.timestamps_begin is not None:
+            never += range(tokens.timestamps_begin, vocab_size)
         self._never = torch.tensor(never, dtype=torch.long).to(device)
         self._never_first = torch.tensor(tokens.suppressed_first, dtype=torch.long).to(device)
         self._ids = torch.arange(vocab_size, device=device)
