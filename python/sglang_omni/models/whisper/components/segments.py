@@ -54,38 +54,6 @@ def cut_window(tokens: list[int], num_frames: int, begin: int) -> CutWindow:
     ends_once = len(tokens) >= 2 and tokens[-1] >= begin > tokens[-2]
     # After a last time, nothing is said. The last pair's second time belongs to words that are left.
     stops = [*borders, len(tokens)] if ends_once else [*borders[:-1], borders[-1] + 1]
-    cuts: list[Cut]
-    num_frames: int
-
-
-def pairs(tokens: Sequence[int], begin: int) -> list[int]:
-    """Where segments end and others begin: the index of the second of two times in a row.
-
-    Args:
-        begin: The token of second 0.
-    """
-    return [index for index in range(1, len(tokens)) if tokens[index - 1] >= begin and tokens[index] >= begin]
-
-
-def cut_window(tokens: list[int], num_frames: int, begin: int) -> CutWindow:
-    """
-    Args:
-        tokens: A window's, without the prompt and the end.
-        num_frames: Frames of the recording in the window.
-        begin: The token of second 0; beyond the vocabulary if no times are written.
-    """
-    borders = pairs(tokens, begin)
-    times = [token - begin for token in tokens if token >= begin]
-    if not borders:
-        end = times[-1] if times and times[-1] > 0 else num_frames // FRAMES_PER_POSITION
-        return CutWindow([Cut(0.0, end * SECONDS_PER_STEP, tokens)], num_frames)
-    ends_once = len(tokens) >= 2 and tokens[-1] >= begin > tokens[-2]
-    if ends_once:
-        # Nothing is said after the last time.
-        stops = [*borders, len(tokens)]
-    else:
-        # The last pair's second time belongs to words that are left to the next window.
-        stops = [*borders[:-1], borders[-1] + 1]
     cuts: list[Cut] = []
     for index, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
         own = tokens[start:stop]
