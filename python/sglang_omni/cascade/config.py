@@ -22,6 +22,8 @@ from sglang_omni.packages import install_line
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _STAGES = "sglang_omni.cascade.stages"
+# The model_path of a pipeline whose language model is at a server.
+_ELSEWHERE = "cascade"
 # Parts at servers compute nothing here: they share a process.
 _PROCESS = "parts"
 _NEEDED = ("av", "soundfile", "soxr")
@@ -59,7 +61,7 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
     Attributes:
         asr: What hears.
         llm: What answers, if it is at a server. Otherwise ``model_path`` says: ``"speech-chat"`` for the
-            bundled model, or the directory of a text checkpoint. Of a server, it is the URL.
+            bundled model, or the directory of a text checkpoint.
         tts: What speaks.
     """
 
@@ -84,7 +86,8 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
         if not isinstance(data, dict) or "stages" in data:
             return data
         parts = [PartConfig.model_validate(data.get(name) or {}) for name in ("asr", "llm", "tts")]
-        elsewhere = {} if parts[1].url is None else {"model_path": parts[1].url}
+        # Not the URL: callers are told the path as the model's root.
+        elsewhere = {} if parts[1].url is None else {"model_path": _ELSEWHERE}
         return {**elsewhere, **data, "stages": cascade_stages(*parts)}
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ def create_decode() -> SimpleScheduler:
 
 def _connected(name: PartName, fields: Mapping[str, Any]) -> tuple[EventLoopThread, PartConnection]:
     config = PartConfig.model_validate(dict(fields))
+    # It has a line for every request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     thread = EventLoopThread(f"{name}-part")
     return thread, thread.run(PartConnection.to_server(name, config))
 
