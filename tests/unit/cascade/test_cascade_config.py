@@ -150,7 +150,7 @@ def test_what_is_no_part_is_told_with_its_flag(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(LaunchError, match="--asr '/nowhere': no checkpoint"):
         loaded("--asr", "/nowhere")
     monkeypatch.setattr(pipelines, "pipeline_for", lambda *args, **options: SpeechChatPipelineConfig())
-    with pytest.raises(LaunchError, match="--llm here: .* is no pipeline of a language model"):
+    with pytest.raises(LaunchError, match=r"--llm here: .* is no pipeline of a language model"):
         loaded("--llm", "here")
 
 
