@@ -50,14 +50,30 @@ def load_pipeline(
             config.model_path = _local(given, revision, weights=weights)
         return config
     given = model_path or DEFAULT_MODEL
+    if given == DEFAULT_MODEL:
+        speech_chat = family_named("speech_chat").config.replace(":", ".")
+        return import_string(speech_chat)(model_path=_local(given, revision, weights=weights))
+    return pipeline_for(given, revision, weights=weights)
+
+
+def pipeline_for(
+    given: str, revision: str | None = None, *, flag: str = "--model-path", weights: bool = True
+) -> PipelineConfig:
+    """The pipeline for a checkpoint.
+
+    Args:
+        given: Its directory, or a hub's id, as the command line has it.
+        revision, weights: As of ``load_pipeline``.
+        flag: The flag that it was given with, for errors.
+
+    Raises:
+        LaunchError: There is no such checkpoint, or no pipeline for it.
+    """
     path = _local(given, revision, weights=weights)
-    if path == DEFAULT_MODEL:
-        config = import_string(family_named("speech_chat").config.replace(":", "."))(model_path=path)
-    else:
-        try:
-            config = pipeline_of(_checkpoint_fields(Path(path))).config(path)
-        except PipelineError as exc:
-            raise LaunchError(f"--model-path {path!r}: {exc}") from exc
+    try:
+        config = pipeline_of(_checkpoint_fields(Path(path), flag)).config(path)
+    except PipelineError as exc:
+        raise LaunchError(f"{flag} {path!r}: {exc}") from exc
     if config.name == path:
         # Requests name a model as the command line does.
         config.name = given
@@ -93,7 +109,7 @@ def _local(model_path: str, revision: str | None, *, weights: bool) -> str:
         raise LaunchError(f"{model_path} is no directory here, so it is sought on the hub: {exc}") from exc
 
 
-def _checkpoint_fields(checkpoint: Path) -> dict[str, Any]:
+def _checkpoint_fields(checkpoint: Path, flag: str) -> dict[str, Any]:
     """The fields of its ``config.json``."""
     try:
         fields: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -101,11 +117,11 @@ def _checkpoint_fields(checkpoint: Path) -> dict[str, Any]:
             raise KeyError("model_type")
     except (FileNotFoundError, NotADirectoryError):
         raise LaunchError(
-            f"--model-path {str(checkpoint)!r}: no checkpoint there (no config.json); give the directory of "
+            f"{flag} {str(checkpoint)!r}: no checkpoint there (no config.json); give the directory of "
             f"one, an id of the hub such as Qwen/Qwen3-8B, or {DEFAULT_MODEL!r}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise LaunchError(f"--model-path {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc
+        raise LaunchError(f"{flag} {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc
     return fields
 
 
