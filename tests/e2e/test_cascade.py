@@ -118,9 +118,7 @@ def test_what_the_language_model_refuses_is_told_in_its_words(composed: httpx.Cl
     assert answer.json()["error"]["param"] == "max_tokens"
 
 
-def test_a_caller_who_leaves_ends_the_request_at_the_part(
-    fleet: Fleet, composed: httpx.Client
-) -> None:
+def test_a_caller_who_leaves_ends_the_request_at_the_part(fleet: Fleet, composed: httpx.Client) -> None:
     workers = httpx.get(f"{fleet.base_url}/workers", timeout=DEADLINE).json()["workers"]
 
     def count(state: str) -> int:

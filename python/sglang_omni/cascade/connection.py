@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
+from sglang_omni.cascade.local import part_pipeline
 from sglang_omni.cascade.part import DEFAULT_KEY_ENV, PartConfig, PartError, PartName, server_key
 from sglang_omni.client import Client, ClientError, GenerateChunk, GenerateRequest
 from sglang_omni.client.types import ServerUnreachable
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import RequestError
 
 logger = logging.getLogger(__name__)
@@ -30,13 +33,21 @@ class PartConnection:
         name: Which part.
         config: Where it is.
         client: Of the server or pipeline.
+        runner: Runs the pipeline; stopped by ``close``.
 
     Attributes:
         model: The name that requests give the model; None until it is known, and for a pipeline.
     """
 
-    def __init__(self, name: PartName, config: PartConfig, client: Client) -> None:
+    def __init__(
+        self,
+        name: PartName,
+        config: PartConfig,
+        client: Client,
+        runner: MultiProcessPipelineRunner | None = None,
+    ) -> None:
         self.name = name
+        self._runner = runner
         self.config = config
         self.client = client
         self.model = config.model
@@ -58,6 +69,21 @@ class PartConnection:
             logger.warning("--%s %s does not answer yet: %s", name, config.url, exc)
         return connection
 
+    @classmethod
+    async def to_pipeline(cls, name: PartName, config: PartConfig) -> PartConnection:
+        """Starts a pipeline of this machine, which ends with this process or by ``close``.
+
+        Raises:
+            RuntimeError: One of its stages could not be built.
+            ConfigError: It cannot run.
+        """
+        runner = MultiProcessPipelineRunner(part_pipeline(name, config), within_stage=True)
+        # How long a start may take is for the outer pipeline to say.
+        await runner.start(timeout=math.inf)
+        client = Client(runner.coordinator)
+        client.require_answers()
+        return cls(name, config, client, runner)
+
     async def chunks(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """``Client.generate``, with the part's model and errors. Leaving it early ends the request there.
 
@@ -77,6 +103,8 @@ class PartConnection:
 
     async def close(self) -> None:
         await self.client.close()
+        if self._runner is not None:
+            await self._runner.stop()
 
     async def _named(self) -> str | None:
         if self.model is None and self.config.url is not None:

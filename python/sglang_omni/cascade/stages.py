@@ -85,7 +85,8 @@ def _connected(name: PartName, fields: Mapping[str, Any]) -> tuple[EventLoopThre
     # It has a line for every request.
     logging.getLogger("httpx").setLevel(logging.WARNING)
     thread = EventLoopThread(f"{name}-part")
-    return thread, thread.run(PartConnection.to_server(name, config))
+    connect = PartConnection.to_pipeline if config.url is None else PartConnection.to_server
+    return thread, thread.run(connect(name, config))
 
 
 def _scheduler(work: Any, thread: EventLoopThread, connection: PartConnection) -> AsyncScheduler:

@@ -43,6 +43,8 @@ def main(argv: Sequence[str], *, prog: str) -> int:
         memory = fit_gpus(config, elsewhere=True)
         if args.action == "view":
             print(describe_config(config))
+            for name, pipeline in getattr(config, "pipelines", dict)().items():
+                print(f"\n{name}: {describe_config(pipeline)}")
         elif args.action == "validate":
             validate_config(config)
             print(f"{config.name}: {len(config.stages)} stages, no problem found")

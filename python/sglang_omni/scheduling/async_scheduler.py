@@ -81,14 +81,10 @@ class AsyncScheduler:
         self._num_running = 0
         # Chunks of an aborted or failed request may still arrive.
         self._dropped = RecentIds()
-        self._commands: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Serves until ``stop``; blocks.
-
-        Raises:
-            BaseException: What ``crash`` was given.
-        """
+        """Serves until ``stop``; blocks."""
         call = self._thread.loop.call_soon_threadsafe
         try:
             while True:
@@ -100,8 +96,6 @@ class AsyncScheduler:
                 command = self._commands.get()
                 if command is None:
                     return
-                if isinstance(command, BaseException):
-                    raise command
                 call(self._drop, command)
         finally:
             if self._closing is not None:
@@ -115,10 +109,6 @@ class AsyncScheduler:
         """Cancels the request's coroutine."""
         self._command(request_id)
 
-    def crash(self, error: BaseException) -> None:
-        """Has ``start`` raise an error after which no request can be served."""
-        self._command(error)
-
     def stats(self) -> dict[str, int]:
         """The numbers of requests that are worked on, that may be at once, and that wait."""
         return {
@@ -127,7 +117,7 @@ class AsyncScheduler:
             "num_queue_reqs": max(0, len(self._requests) - self._num_running),
         }
 
-    def _command(self, command: str | BaseException | None) -> None:
+    def _command(self, command: str | None) -> None:
         self._commands.put(command)
         self.inbox.put(_WAKE)
 

@@ -15,11 +15,12 @@ CASCADE = "sglang_omni.cascade.config.CascadePipelineConfig"
 _TEXT = "sglang_omni.models.text.config.TextPipelineConfig"
 _BUNDLED = "speech-chat"
 _PARTS: dict[PartName, str] = {
-    "asr": "what hears: the URL of a server with OpenAI's /v1/audio/transcriptions "
-    "(default: Whisper tiny.en)",
+    "asr": "what hears: the URL of a server with OpenAI's /v1/audio/transcriptions, or the directory or "
+    "hub id of a model that transcribes (default: Whisper tiny.en)",
     "llm": "what answers: the URL of a server with OpenAI's /v1/chat/completions, or the directory or hub id "
     "of a language model (default: SmolLM2)",
-    "tts": "what speaks: the URL of a server with OpenAI's /v1/audio/speech (default: Hibari)",
+    "tts": "what speaks: the URL of a server with OpenAI's /v1/audio/speech, or the directory or hub id of a "
+    "model that speaks (default: Hibari)",
 }
 # What says by itself what is served.
 _OTHERS = {
@@ -123,7 +124,7 @@ def load_cascade(args: argparse.Namespace, *, weights: bool = True) -> PipelineC
                 fields["model_path"] = config.model_path
                 gpu = config.stage("thinker").gpu
             else:
-                raise LaunchError(f"--{name} {given}: serve it by itself, and give its URL here")
+                part["pipeline"] = _as_part(name, config, args)
         if part:
             fields[name] = part
     try:
@@ -136,6 +137,28 @@ def load_cascade(args: argparse.Namespace, *, weights: bool = True) -> PipelineC
     if gpu is not None:
         cascade.stage("thinker").gpu = gpu
     return cascade
+
+
+def _as_part(name: PartName, config: PipelineConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """The pipeline of a part, with the settings of ``--stage asr.STAGE.NAME=VALUE``."""
+    from sglang_omni.cascade.local import as_part
+    from sglang_omni.config.overrides import override_stage
+    from sglang_omni.serve.launch.pipelines import LaunchError
+
+    try:
+        for setting in vars(args).get("stage") or ():
+            part, _, of_stage = setting.partition(".")
+            if part == name:
+                override_stage(config, of_stage)
+        return as_part(name, config)
+    except ValueError as exc:
+        raise LaunchError(f"--{name} {getattr(args, name)}: {exc}") from exc
+
+
+def is_of_part(config: PipelineConfig, setting: str) -> bool:
+    """True if a setting of ``--stage`` is of a stage in a part's pipeline, which has it already."""
+    part = getattr(config, setting.partition(".")[0], None)
+    return getattr(part, "pipeline", None) is not None
 
 
 def _check_language_model(given: str, config: PipelineConfig) -> None:
