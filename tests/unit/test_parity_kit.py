@@ -34,7 +34,7 @@ def test_a_right_pipeline_is_right_in_all_ways() -> None:
         (Way.ABORTED, 4, 4),
         (Way.STREAMED, 3, 3),
         (Way.CHUNKED, 4, 4),
-        (Way.RETRACTED, 4, 4),
+        (Way.RETRACTED, 8, 8),
     ]
     notes = {row.way: row.note for row in report.rows if row.note}
     # Those that are aborted as they begin; the rest may be answered first.
@@ -76,6 +76,12 @@ def test_each_way_finds_what_is_wrong_in_it(fault: str, way: Way) -> None:
 def test_what_is_wrong_is_told(fault: str, told: str) -> None:
     report = check(scripted_speller.config(fault), Spelling(), CASES, [Way.STREAMED])
     assert any(line.startswith(told) for line in str(report).splitlines()), report
+
+
+def test_stages_may_run_in_processes_of_their_own() -> None:
+    report = check(scripted_speller.config(), Spelling(), CASES, [Way.STREAMED], processes=True)
+    assert report.ok, report
+    assert report.answers == 6
 
 
 def test_without_a_reference_the_answer_alone_is_right() -> None:

@@ -15,8 +15,7 @@ from sglang_omni.testing.asking import Asker, Reply, running
 from sglang_omni.testing.report import Difference, Report, Row
 from sglang_omni.testing.ways import ALL_WAYS, Way
 
-# Room in a small KV pool beside the longest request: pages are of up to 16 tokens, and a second request must
-# fit in to take something from the first.
+# Tokens of a page of a KV pool on a CPU.
 _PAGE = 16
 
 
@@ -44,7 +43,8 @@ def check(
         cases: Several, of various lengths.
         ways: Those to ask in.
         samples_atol: How far a sample of sound may be off.
-        at_once: How many requests run together; cases are asked more than once if there are fewer.
+        at_once: How many requests run together, and from a small KV pool twice as many; cases are asked more
+            than once if there are fewer.
         prefill_tokens: Tokens of a prompt in one step, for ``Way.CHUNKED``.
         pool_tokens: The size of the KV pool for ``Way.RETRACTED``; None for a little more than the longest
             request takes, as the ``usage`` of its result says.
@@ -129,8 +129,10 @@ class _Check:
         count = len(self._cases)
         groups = [list(range(count))]
         if way not in (Way.PREFIX, Way.STREAMED):
-            starts = range(0, count, self._at_once)
-            groups = [list(islice(cycle(range(count)), start, start + self._at_once)) for start in starts]
+            # A small pool must have more to hold, or the requests wait for one another from the beginning.
+            size = self._at_once * (2 if way is Way.RETRACTED else 1)
+            starts = range(0, count, size)
+            groups = [list(islice(cycle(range(count)), start, start + size)) for start in starts]
         counter = {Way.PREFIX: "cached_tokens_total", Way.RETRACTED: "num_retracted_requests_total"}.get(way)
         before = await asker.counted(counter, above=-1) if counter else 0
         aborted = 0
@@ -192,7 +194,7 @@ class _Check:
 
 
 def _pool_for(longest: int) -> int:
-    return (-(-longest // _PAGE) + 2) * _PAGE if longest else 0
+    return (-(-longest // _PAGE) + 1) * _PAGE if longest else 0
 
 
 def _taken(result: Any) -> int:

@@ -69,4 +69,5 @@ class Report(NamedTuple):
                 for row in self.rows
             ),
         ]
-        return "\n".join([*lines, *map(str, self.differences)])
+        # A case that is asked twice is told once.
+        return "\n".join([*lines, *dict.fromkeys(map(str, self.differences))])

@@ -37,7 +37,7 @@ def decoder_spec(model_path: str) -> DecoderSpec:
     )
 
 
-class Vocoder(nn.Module):
+class MyFamilyVocoder(nn.Module):
     """Codes to sound. It goes on where it stopped: its state is the code before."""
 
     def __init__(self, codes: int, hop: int) -> None:
@@ -61,9 +61,9 @@ class Vocoder(nn.Module):
         return samples.flatten().tanh()
 
 
-def load_vocoder(model_path: str) -> Vocoder:
+def load_vocoder(model_path: str) -> MyFamilyVocoder:
     fields = read_config(model_path)
-    vocoder = Vocoder(fields["codes"], fields["hop"])
+    vocoder = MyFamilyVocoder(fields["codes"], fields["hop"])
     weights = load_file(Path(model_path) / "model.safetensors")
     vocoder.load_state_dict({name: weights[f"vocoder.{name}"] for name in vocoder.state_dict()})
     return vocoder.eval()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from my_family.model import LETTERS, Vocoder, decoder_spec, load_vocoder, read_config
+from my_family.model import LETTERS, MyFamilyVocoder, decoder_spec, load_vocoder, read_config
 from sglang_omni.engines import EngineOptions, EngineRequest, RequestSampling, build_engine
 from sglang_omni.engines.options import EngineKind
 from sglang_omni.proto import RequestError, StagePayload
@@ -74,7 +74,7 @@ def create_decoder(
 class VoiceSession(StreamSession):
     """One request: it makes sound of every few codes, and keeps what has come."""
 
-    def __init__(self, model: Vocoder, sample_rate: int, chunk: int) -> None:
+    def __init__(self, model: MyFamilyVocoder, sample_rate: int, chunk: int) -> None:
         self.model, self.sample_rate, self.chunk = model, sample_rate, chunk
         self.codes: list[int] = []
         self.spoken = 0
