@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_omni.preprocessing.sentences import SentenceSplitter
+from sglang_omni.preprocessing.sentences import SentenceSplitter, speakable_parts
 
 
 def split_sentences(text: str, max_chars: int = 280, first_clause_chars: int | None = None) -> list[str]:
@@ -109,3 +109,13 @@ def test_a_sentence_is_cut_on_request_after_its_last_clause():
     assert splitter.cut(min_chars=1) == []
     assert splitter.feed("n grew. A") == ["the town grew."]
     assert splitter.flush() == ["A"]
+
+
+def test_parts_hold_as_many_sentences_as_fit() -> None:
+    text = "One is here. Two is here. Three is a sentence of its own length. ... Four?"
+    assert speakable_parts(text, 100) == [text]
+    assert speakable_parts(text, 30) == [
+        *("One is here. Two is here.", "Three is a sentence of its", "own length. ... Four?"),
+    ]
+    assert speakable_parts("... \n !", 30) == []
+    assert all(len(part) <= 30 for part in speakable_parts("word " * 50, 30))

@@ -11,6 +11,7 @@ from sglang_omni.models.csm.request_params import REQUEST_PARAMS, SPEAKERS
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _STAGES, _SPEECH = "sglang_omni.models.csm.stages", "sglang_omni.models.frames.speech"
+_CODEC = "sglang_omni.models.codecs.mimi_stages"
 
 
 def speech_stages() -> list[StageConfig]:
@@ -24,7 +25,7 @@ def speech_stages() -> list[StageConfig]:
             route_fn=f"{_SPEECH}.after_preprocess",
             project_payload={"code2wav": f"{_SPEECH}.to_code2wav"},
         ),
-        StageConfig(name="reference", factory=f"{_STAGES}.create_reference", process="codec", next="speak"),
+        StageConfig(name="reference", factory=f"{_CODEC}.create_reference", process="codec", next="speak"),
         StageConfig(
             name="speak",
             factory=f"{_STAGES}.create_speak",
@@ -34,7 +35,7 @@ def speech_stages() -> list[StageConfig]:
         ),
         StageConfig(
             name="code2wav",
-            factory=f"{_STAGES}.create_code2wav",
+            factory=f"{_CODEC}.create_code2wav",
             process="codec",
             terminal=True,
             can_accept_stream_before_payload=True,
