@@ -28,7 +28,7 @@ def create_reference(
     gpu_id: int | None = None,
     num_threads: int | None = None,
     cache_bytes: int = 16_000_000,
-    max_batch_samples: int = 2_880_000,
+    max_batch_samples: int = 1_440_000,
 ) -> OmniScheduler[Any]:
     """The stage from the recording of a voice to its codes.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.csm.request_params import REQUEST_PARAMS
 from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.memory import share_bytes
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def create_speak(
     max_total_tokens: int = 32_768,
     chunked_prefill_size: int = 512,
     mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
     cuda_graph: bool = True,
 ) -> OmniScheduler[Any]:
     """The stage from token ids to frames of codes, as they are made.
@@ -77,7 +79,8 @@ def create_speak(
         max_running_requests: Texts spoken at the same time.
         max_total_tokens: Size of their common KV cache.
         chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
     """
     from sglang_omni.engines import EngineOptions, build_engine
@@ -97,6 +100,7 @@ def create_speak(
         max_total_tokens=max_total_tokens,
         chunked_prefill_size=chunked_prefill_size,
         mem_fraction_static=mem_fraction_static,
+        memory_bytes=None if gpu_id is None else share_bytes(gpu_id, total_gpu_memory_fraction),
         cuda_graph=cuda_graph,
         prefix_cache=False,
     )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from sglang_omni.models.codecs.mimi import Recording
+from sglang_omni.models.codecs.mimi import VoiceRecording
 from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
@@ -105,7 +105,7 @@ class SpeechPreprocessor:
         request = OmniRequest(None, params, payload.request.metadata)
         return StagePayload(payload.request_id, request, data)
 
-    def _recording(self, sound: str | bytes, check: Check) -> Recording:
+    def _recording(self, sound: str | bytes, check: Check) -> VoiceRecording:
         limits, param = self._limits, "ref_audio"
         deadline = Deadline(limits.decode_seconds, param=param, check=check)
         encoded = media_bytes(
@@ -118,7 +118,7 @@ class SpeechPreprocessor:
         rate, seconds = self._model.sample_rate, limits.reference_seconds
         clip = decode_audio(encoded, param=param, sample_rate=rate, max_seconds=seconds, check=deadline)
         key = hashlib.sha256(clip.samples.tobytes()).digest()
-        return Recording(key=key, samples=torch.from_numpy(clip.samples))
+        return VoiceRecording(key=key, samples=torch.from_numpy(clip.samples))
 
 
 def _reference(params: Mapping[str, Any]) -> tuple[str | bytes, str] | None:

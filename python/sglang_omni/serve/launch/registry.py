@@ -25,7 +25,7 @@ _OWNER = "sgl-omni itself"
 _TEXT = "sglang_omni.models.text.config:default_config"
 _OWN = {
     "qwen3_omni_moe": "sglang_omni.models.qwen3_omni.config:default_config",
-    "csm": "sglang_omni.models.csm.config:CsmPipelineConfig",
+    "csm": "sglang_omni.models.csm.config:default_config",
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe"), _TEXT),
 }
 # Other language models are known by their architecture's name, which ends so.
