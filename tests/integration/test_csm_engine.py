@@ -68,7 +68,7 @@ class Case:
         ((self.voice,),) = MimiEncoder(csm.model.codec_model).encode([recording])
 
     def engine(self, *, record: bool = False, **options: Any) -> Engine:
-        # VoiceRecording is for new decoders: earlier steps have made their buffers.
+        # Graphs are recorded of new decoders: earlier steps have made their buffers.
         frames = CsmFrames(self.checkpoint, torch.float32, self.device) if record else self.frames
         strategy = FrameStrategy(frames)
         if record:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni.models.loading import available_cores, loading, placement
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype
+    from sglang_omni.engines.options import DtypeChoice
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
@@ -24,7 +24,7 @@ PREFIX = "codec_model."
 def create_reference(
     model_path: str,
     *,
-    dtype: Dtype = "float32",
+    dtype: DtypeChoice | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     cache_bytes: int = 16_000_000,
@@ -34,7 +34,7 @@ def create_reference(
 
     Args:
         model_path: Directory of the checkpoint.
-        dtype: Of weights and computation.
+        dtype: Of weights and computation; float32 by default, as the codec is small and rounding is heard.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default.
         cache_bytes: Size of the cache of codes for repeated recordings; 0 for none.
@@ -50,7 +50,7 @@ def create_reference(
 def create_code2wav(
     model_path: str,
     *,
-    dtype: Dtype = "float32",
+    dtype: DtypeChoice | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     chunk_size: int = 25,
@@ -63,7 +63,7 @@ def create_code2wav(
 
     Args:
         model_path: Directory of the checkpoint.
-        dtype: Of weights and computation.
+        dtype: Of weights and computation; float32 by default, as the codec is small and rounding is heard.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default.
         chunk_size: Frames of a chunk, 80 ms each.
@@ -93,7 +93,7 @@ def create_code2wav(
 
 
 @cache
-def _module(model_path: str, dtype: Dtype, gpu_id: int | None, num_threads: int | None) -> Any:
+def _module(model_path: str, dtype: DtypeChoice | None, gpu_id: int | None, num_threads: int | None) -> Any:
     """transformers' module, which the stages of one process share."""
     import torch
 
@@ -103,5 +103,7 @@ def _module(model_path: str, dtype: Dtype, gpu_id: int | None, num_threads: int 
     # Half of the cores leaves the rest to other stages.
     torch.set_num_threads(num_threads or max(1, available_cores() // 2))
     fields = json.loads((Path(model_path) / "config.json").read_text(encoding="utf-8"))["codec_config"]
-    with loading(f"the codec of {model_path}, {dtype},"):
-        return load_mimi(model_path, PREFIX, fields, DTYPES[dtype], placement(dtype, gpu_id)[1])
+    computed_in = "float32" if dtype in (None, "auto") else dtype
+    device = placement(dtype, gpu_id)[1]
+    with loading(f"the codec of {model_path}, {computed_in} on {device},"):
+        return load_mimi(model_path, PREFIX, fields, DTYPES[computed_in], device)

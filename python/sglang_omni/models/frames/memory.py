@@ -49,7 +49,7 @@ def speech_demand(
 
 def _codec_demand(path: Path, stage: str, args: Mapping[str, Any]) -> MemoryDemand:
     codec = json.loads((path / "config.json").read_text(encoding="utf-8"))["codec_config"]
-    dtype = str(args.get("dtype") or "float32")
+    dtype = "float32" if args.get("dtype") in (None, "auto") else str(args["dtype"])
     filters, kept = int(codec.get("num_filters", 64)), 0
     if stage == "reference":
         samples = int(args.get("max_batch_samples") or 1_440_000)
