@@ -18,7 +18,7 @@ from sglang_engines import engines, expect_short_answers
 
 from sglang_omni.engines.base import Engine
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.models.codecs.mimi import MimiEncoder, Recording
+from sglang_omni.models.codecs.mimi import MimiEncoder, VoiceRecording
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.csm.components.frames import CsmFrames
 from sglang_omni.models.frames import strategy as frame_strategy
@@ -64,11 +64,11 @@ class Case:
         self.checkpoint = CsmCheckpoint.from_dir(csm.path)
         self.frames = CsmFrames(self.checkpoint, torch.float32, device)
         self.speaker = FrameSpeaker("speak", self.frames.prompt, {}, {}, 512)
-        recording = Recording(key=b"", samples=torch.from_numpy(sound))
+        recording = VoiceRecording(key=b"", samples=torch.from_numpy(sound))
         ((self.voice,),) = MimiEncoder(csm.model.codec_model).encode([recording])
 
     def engine(self, *, record: bool = False, **options: Any) -> Engine:
-        # Recording is for new decoders: earlier steps have made their buffers.
+        # Graphs are recorded of new decoders: earlier steps have made their buffers.
         frames = CsmFrames(self.checkpoint, torch.float32, self.device) if record else self.frames
         strategy = FrameStrategy(frames)
         if record:

@@ -8,7 +8,7 @@ from csm_oracle import CsmOracle
 from graph_recorders import FakeRecorder
 
 from sglang_omni.models.codecs import mimi
-from sglang_omni.models.codecs.mimi import Mimi, MimiEncoder, Recording
+from sglang_omni.models.codecs.mimi import Mimi, MimiEncoder, VoiceRecording
 
 FRAMES, STREAMS = 33, 3
 # Of samples within [-1, 1]: the rounding of convolutions over longer or shorter inputs.
@@ -81,7 +81,7 @@ def test_a_failed_piece_leaves_its_stream_unchanged(
 def test_recordings_have_transformers_codes(csm: CsmOracle) -> None:
     sounds = 0.2 * torch.randn(2, 24_077, generator=torch.Generator().manual_seed(2))
     encoder = MimiEncoder(csm.model.codec_model)
-    items = [Recording(key=bytes([i]), samples=sound) for i, sound in enumerate(sounds)]
+    items = [VoiceRecording(key=bytes([i]), samples=sound) for i, sound in enumerate(sounds)]
     together = [codes for (codes,) in encoder.encode(items)]
     for sound, codes in zip(sounds, together, strict=True):
         expected = csm.model.codec_model.encode(sound[None, None]).audio_codes[0].t()

@@ -100,12 +100,10 @@ def passages(text: str, max_bytes: int) -> list[str]:
     """``text`` in passages of whole sentences, each as long as ``max_bytes`` of UTF-8 allow.
 
     Bytes, because a character of Chinese takes about three times as long to say as one of English. A sentence
-    that is longer is cut as ``SentenceSplitter`` cuts it.
+    that is longer is cut as ``SentenceSplitter`` cuts it. A passage without any letter or digit is left out.
     """
     size = len(text.encode("utf-8", errors="replace"))
-    if size <= max_bytes:
-        return [text.strip()]
-    most = max(1, max_bytes * len(text) // size)
+    most = max(1, max_bytes * len(text) // max(1, size))
     splitter = SentenceSplitter(most)
     found: list[str] = []
     start = end = 0
@@ -115,7 +113,8 @@ def passages(text: str, max_bytes: int) -> list[str]:
             found.append(text[start:end].strip())
             start = begin
         end = begin + len(sentence)
-    return [*found, text[start:].strip()]
+    found.append(text[start:].strip())
+    return [passage for passage in found if any(map(str.isalnum, passage))]
 
 
 def _continues(before: str, mark: str, following: str) -> bool:
@@ -132,19 +131,3 @@ def _continues(before: str, mark: str, following: str) -> bool:
         return True
     # "1. Paris": a number alone before its period numbers an item; "in 1999." ends a sentence.
     return word.isdigit() and not before[: len(before) - len(word)].strip()
-
-
-def speakable_parts(text: str, max_chars: int) -> list[str]:
-    """A whole text in parts of as many sentences as ``max_chars`` characters hold, to be spoken one by one.
-
-    A longer sentence is cut as by ``SentenceSplitter``. No part begins with a sentence that has no letter or
-    digit: such a sentence is left out, unless it follows another in its part.
-    """
-    splitter = SentenceSplitter(max_chars)
-    parts: list[str] = []
-    for sentence in [*splitter.feed(text), *splitter.flush()]:
-        if parts and len(parts[-1]) + 1 + len(sentence) <= max_chars:
-            parts[-1] += f" {sentence}"
-        elif any(map(str.isalnum, sentence)):
-            parts.append(sentence)
-    return parts

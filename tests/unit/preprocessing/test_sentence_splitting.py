@@ -132,3 +132,8 @@ def test_passages_lose_nothing() -> None:
     assert len(found) > 20
     assert "".join("".join(found).split()) == "".join(text.split())
     assert max(map(len, found)) <= 60
+
+
+def test_what_cannot_be_spoken_makes_no_passage() -> None:
+    assert passages("... \n !", 30) == passages("", 30) == []
+    assert passages("One is here. ...", 13) == ["One is here."]

@@ -216,7 +216,7 @@ class _Decoding:
         return seen
 
 
-class Recording(TypedDict):
+class VoiceRecording(TypedDict):
     """Sound to encode.
 
     Attributes:
@@ -240,12 +240,12 @@ class MimiEncoder:
         parameter = next(module.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
 
-    def info(self, item: Recording) -> ItemInfo:
+    def info(self, item: VoiceRecording) -> ItemInfo:
         # Recordings of different lengths are not computed together: padding would be heard as silence.
         return ItemInfo(item["key"], len(item["samples"]), len(item["samples"]))
 
     @torch.inference_mode()
-    def encode(self, items: Sequence[Recording]) -> list[ItemOutput]:
+    def encode(self, items: Sequence[VoiceRecording]) -> list[ItemOutput]:
         samples = torch.stack([item["samples"] for item in items]).unsqueeze(1)
         codes = self._module.encode(to_device(samples, self._device).to(self._dtype)).audio_codes
         return [(each.t().cpu().contiguous(),) for each in codes]

@@ -1,61 +1,47 @@
-"""CSM's pipeline: its stages and their processes."""
+"""CSM's pipeline."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema import StageConfig
 from sglang_omni.models.csm.request_params import REQUEST_PARAMS, SPEAKERS
+from sglang_omni.models.frames.config import FramesPipelineConfig, speech_stages
 from sglang_omni.preprocessing.request_params import RequestParams
 
-_STAGES, _SPEECH = "sglang_omni.models.csm.stages", "sglang_omni.models.frames.speech"
+if TYPE_CHECKING:
+    from sglang_omni.model_runner.config import DecoderConfig
 
 
-def speech_stages() -> list[StageConfig]:
-    """A process for the decoders, one for the codec, and one for the stage that computes little."""
-    return [
-        StageConfig(
-            name="preprocess",
-            factory=f"{_STAGES}.create_preprocess",
-            process="io",
-            next=["reference", "speak", "code2wav"],
-            route_fn=f"{_SPEECH}.after_preprocess",
-            project_payload={"code2wav": f"{_SPEECH}.to_code2wav"},
-        ),
-        StageConfig(name="reference", factory=f"{_STAGES}.create_reference", process="codec", next="speak"),
-        StageConfig(
-            name="speak",
-            factory=f"{_STAGES}.create_speak",
-            process="speak",
-            stream_to=["code2wav"],
-            terminal=True,
-        ),
-        StageConfig(
-            name="code2wav",
-            factory=f"{_STAGES}.create_code2wav",
-            process="codec",
-            terminal=True,
-            can_accept_stream_before_payload=True,
-        ),
-    ]
+class CsmPipelineConfig(FramesPipelineConfig):
+    """Text, and perhaps the recording of a voice, in; speech out."""
 
-
-class CsmPipelineConfig(PipelineConfig):
-    """Text in, speech out. ``model_path`` is a checkpoint in the layout of transformers' classes."""
-
-    # The server refuses everything else with a 400.
-    tasks: ClassVar[tuple[str, ...]] = ("speech",)
-    input_modalities: ClassVar[tuple[str, ...]] = ("text",)
-    output_modalities: ClassVar[tuple[str, ...]] = ("audio",)
-    terminal_modalities: ClassVar[dict[str, str]] = {"code2wav": "audio"}
     voices: ClassVar[tuple[str, ...]] = SPEAKERS
     spoken_languages: ClassVar[tuple[str, ...]] = ("en",)
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     name: str | None = "csm"
-    stages: list[StageConfig] = Field(default_factory=speech_stages)
-    entry_stage: str | None = "preprocess"
-    # Several processes share few cores: idle threads must sleep instead of spinning.
-    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+    stages: list[StageConfig] = Field(default_factory=lambda: speech_stages("sglang_omni.models.csm.stages"))
+
+    def speech_decoder(self) -> DecoderConfig:
+        return decoder_config(json.loads((Path(self.model_path) / "config.json").read_bytes()))
+
+
+def decoder_config(fields: Mapping[str, Any]) -> DecoderConfig:
+    """The shape of one of the model's two decoders, both of which are Llama's."""
+    # It brings torch.
+    from sglang_omni.model_runner.config import DecoderConfig
+
+    # transformers' theta for a config.json without it.
+    fields = {"rope_theta": 500_000.0, **fields, "model_type": "llama", "eos_token_id": None}
+    return DecoderConfig.from_dict(fields)
+
+
+def default_config(model_path: str) -> CsmPipelineConfig:
+    """The pipeline for a checkpoint, on the first GPU if there is one."""
+    return CsmPipelineConfig.placed(model_path)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
+from sglang_omni.models.csm.request_params import REQUEST_PARAMS
 from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.memory import share_bytes
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.engines.options import Dtype, EngineKind
-    from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-    from sglang_omni.scheduling.turns import SchedulePolicy
 
 
 def create_preprocess(
     model_path: str,
     *,
     max_speech_chars: int = 16_384,
-    max_part_chars: int = 100,
+    max_part_bytes: int = 100,
     max_reference_seconds: float = 30.0,
     max_reference_bytes: int = 16_000_000,
     max_decode_seconds: float = 30.0,
@@ -32,54 +31,27 @@ def create_preprocess(
     Args:
         model_path: Directory of a CSM checkpoint.
         max_speech_chars: Limit of a text to speak.
-        max_part_chars: A longer text is spoken in parts, of whole sentences where they are not longer.
+        max_part_bytes: A longer text is spoken in parts, of whole sentences where they are not longer.
         max_reference_seconds, max_reference_bytes: Limits of a recording's length and encoded size.
         max_decode_seconds: Limit of the time to fetch and decode it.
         allowed_media_hosts: Hosts of URLs of recordings: ``"host"`` at the scheme's port or ``"host:port"``;
             ``"*"`` allows all.
     """
-    from sglang_omni.models.csm.preprocess import CsmPreprocessor, SpeechLimits
-    from sglang_omni.preprocessing.text import load_tokenizer
-    from sglang_omni.preprocessing.tokenizing import TextTokenizer
+    from sglang_omni.models.csm.components.spoken import CsmTurns
+    from sglang_omni.models.frames.preprocess import SpeechLimits, SpeechPreprocessor
 
     limits = SpeechLimits(
         max_speech_chars,
-        max_part_chars,
+        max_part_bytes,
         max_reference_seconds,
         max_reference_bytes,
         max_decode_seconds,
         allowed_media_hosts,
     )
-    tokenizer = TextTokenizer(load_tokenizer(model_path))
-    preprocessor = CsmPreprocessor(CsmCheckpoint.from_dir(model_path), tokenizer, limits)
+    turns = CsmTurns(CsmCheckpoint.from_dir(model_path))
+    preprocessor = SpeechPreprocessor(turns, REQUEST_PARAMS, limits)
     # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
-
-
-def create_reference(
-    model_path: str,
-    *,
-    dtype: Dtype = "float32",
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    cache_bytes: int = 16_000_000,
-    max_batch_samples: int = 2_880_000,
-) -> OmniScheduler[Any]:
-    """The stage from a recording to its codes.
-
-    Args:
-        model_path: Directory of a CSM checkpoint.
-        dtype: Of weights and computation.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; half of the cores by default.
-        cache_bytes: Size of the cache of codes for repeated recordings; 0 for none.
-        max_batch_samples: Limit of the samples of a batch's recordings, which are equally long.
-    """
-    from sglang_omni.models.codecs.mimi import MimiEncoder
-    from sglang_omni.models.frames.reference import reference_scheduler
-
-    encoder = MimiEncoder(_codec(model_path, dtype, gpu_id, num_threads))
-    return reference_scheduler(encoder, cache_bytes=cache_bytes, max_batch_samples=max_batch_samples)
 
 
 def create_speak(
@@ -93,6 +65,7 @@ def create_speak(
     max_total_tokens: int = 32_768,
     chunked_prefill_size: int = 512,
     mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
     cuda_graph: bool = True,
 ) -> OmniScheduler[Any]:
     """The stage from token ids to frames of codes, as they are made.
@@ -106,7 +79,8 @@ def create_speak(
         max_running_requests: Texts spoken at the same time.
         max_total_tokens: Size of their common KV cache.
         chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
     """
     from sglang_omni.engines import EngineOptions, build_engine
@@ -121,11 +95,12 @@ def create_speak(
     options = EngineOptions(
         dtype=computed_in,
         device=device,
-        num_threads=num_threads or _threads(),
+        num_threads=num_threads or max(1, available_cores() // 2),
         max_running_requests=max_running_requests,
         max_total_tokens=max_total_tokens,
         chunked_prefill_size=chunked_prefill_size,
         mem_fraction_static=mem_fraction_static,
+        memory_bytes=None if gpu_id is None else share_bytes(gpu_id, total_gpu_memory_fraction),
         cuda_graph=cuda_graph,
         prefix_cache=False,
     )
@@ -149,68 +124,3 @@ def create_speak(
         warm_up_requests=speaker.warm_up_requests,
         follow_up=speaker.follow_up,
     )
-
-
-def create_code2wav(
-    model_path: str,
-    *,
-    dtype: Dtype = "float32",
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    chunk_size: int = 25,
-    first_chunk_size: int = 2,
-    max_batch_frames: int = 64,
-    cuda_graph: bool = True,
-    schedule_policy: SchedulePolicy = "fcfs",
-) -> Code2WavScheduler:
-    """The stage from frames of codes to speech, chunk by chunk.
-
-    Args:
-        model_path: Directory of a CSM checkpoint.
-        dtype: Of weights and computation.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; half of the cores by default.
-        chunk_size: Frames of a chunk, 80 ms each.
-        first_chunk_size: Frames of the first chunk; later chunks grow up to ``chunk_size``.
-        max_batch_frames: Frames decoded at once, of requests whose chunks are equally long.
-        cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
-        schedule_policy: ``"deadline"`` decodes first for the listener whose sound runs out first, ``"fcfs"``
-            in the order in which chunks are complete.
-    """
-    from sglang_omni.models.codecs.mimi import Mimi
-    from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
-
-    codec = Mimi(_codec(model_path, dtype, gpu_id, num_threads))
-    scheduler = Code2WavScheduler(
-        codec,
-        placement(dtype, gpu_id)[1],
-        stream_chunk_size=chunk_size,
-        left_context_size=None,
-        sample_rate=codec.sample_rate,
-        first_chunk_size=first_chunk_size,
-        max_batch_frames=max_batch_frames,
-        num_code_groups=codec.num_groups,
-        schedule_policy=schedule_policy,
-    )
-    codec.record_graphs(scheduler.chunking.sizes, max_batch_frames, cuda_graph=cuda_graph)
-    return scheduler
-
-
-@cache
-def _codec(model_path: str, dtype: Dtype, gpu_id: int | None, num_threads: int | None) -> Any:
-    """transformers' module, which the stages of one process share."""
-    import torch
-
-    from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.codecs.mimi import load_mimi
-
-    checkpoint = CsmCheckpoint.from_dir(model_path)
-    torch.set_num_threads(num_threads or _threads())
-    with loading(f"the codec of {checkpoint.path}, {dtype},"):
-        device = placement(dtype, gpu_id)[1]
-        return load_mimi(checkpoint.path, "codec_model.", checkpoint.codec, DTYPES[dtype], device)
-
-
-def _threads() -> int:
-    """Half of the cores, which leaves the rest to other stages."""
-    return max(1, available_cores() // 2)

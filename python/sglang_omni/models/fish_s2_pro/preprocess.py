@@ -100,6 +100,8 @@ class FishS2Preprocessor:
         self._add_voice(data, inputs.get("voice"), request.params, check)
         for passage in passages(text, self._limits.passage_bytes):
             data["passages"].append(self._tokens(passage, "input", check))
+        if not data["passages"]:
+            raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
         self._check_room(data)
         params = {name: value for name, value in request.params.items() if name not in _VOICE_PARAMS}
         slim = OmniRequest(inputs=None, params=params, metadata=request.metadata)

@@ -6,7 +6,7 @@ import torch
 
 from sglang_omni.engines.cache import OutputCache
 from sglang_omni.engines.encoder import Encoder, EncoderEngine, EncoderRequest
-from sglang_omni.models.codecs.mimi import Recording
+from sglang_omni.models.codecs.mimi import VoiceRecording
 from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -17,7 +17,7 @@ def reference_scheduler(
 ) -> OmniScheduler[EncoderRequest]:
     """
     Args:
-        encoder: Of ``Recording``s to codes.
+        encoder: Of ``VoiceRecording``s to codes.
         cache_bytes: Size of the cache of codes for repeated recordings; 0 for none.
         max_batch_samples: Limit of the samples of a batch's recordings.
     """
@@ -33,7 +33,7 @@ def reference_scheduler(
         return StagePayload(payload.request_id, payload.request, parts)
 
     def tiny() -> list[EncoderRequest]:
-        return [EncoderRequest("warm-up", [Recording(key=b"warm-up", samples=torch.zeros(4800))])]
+        return [EncoderRequest("warm-up", [VoiceRecording(key=b"warm-up", samples=torch.zeros(4800))])]
 
     engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_samples)
     return OmniScheduler(engine, build, result, warm_up_requests=tiny)

@@ -9,7 +9,7 @@ from sglang_omni.proto import StagePayload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sglang_omni.models.codecs.mimi import Recording
+    from sglang_omni.models.codecs.mimi import VoiceRecording
 
 
 class SpeechParts(TypedDict):
@@ -24,7 +24,7 @@ class SpeechParts(TypedDict):
 
     parts: list[list[int]]
     reference: NotRequired[list[int]]
-    recording: NotRequired[Recording]
+    recording: NotRequired[VoiceRecording]
     reference_codes: NotRequired[Tensor]
 
 

@@ -11,11 +11,10 @@ from sglang_omni.engines.options import DecoderSpec, WeightNames
 from sglang_omni.model_runner.code_predictor import PredictorConfig
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.feedback import FeedbackStrategy
+from sglang_omni.models.csm.config import decoder_config
 from sglang_omni.preprocessing.text import read_json
 
 MODEL_TYPE = "csm"
-# transformers' for a config.json without it.
-_ROPE = {"rope_theta": 500_000.0}
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ class CsmCheckpoint:
         if config.get("model_type") != MODEL_TYPE:
             raise ValueError(f"{path} is no CSM checkpoint: model_type is {config.get('model_type')!r}")
         inner, codec = config["depth_decoder_config"], config["codec_config"]
-        backbone = DecoderConfig.from_dict({**_ROPE, **config, "model_type": "llama", "eos_token_id": None})
-        depth = DecoderConfig.from_dict({**_ROPE, **inner, "model_type": "llama", "eos_token_id": None})
+        backbone, depth = decoder_config(config), decoder_config(inner)
         groups = int(config["num_codebooks"])
         if depth.qkv_bias or depth.mlp_bias or codec.get("model_type") != "mimi":
             raise ValueError(f"{path}: biases of the depth decoder, and codecs but Mimi, are not supported")

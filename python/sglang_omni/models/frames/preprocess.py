@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from sglang_omni.models.codecs.mimi import Recording
-from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
-from sglang_omni.models.csm.request_params import REQUEST_PARAMS, SPEAKERS
+from sglang_omni.models.codecs.mimi import VoiceRecording
 from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
 from sglang_omni.preprocessing.media import media_bytes
-from sglang_omni.preprocessing.request_params import check_request
-from sglang_omni.preprocessing.sentences import speakable_parts
-from sglang_omni.preprocessing.tokenizing import TextTokenizer
+from sglang_omni.preprocessing.request_params import RequestParams, check_request
+from sglang_omni.preprocessing.sentences import passages
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.tasks import SpeechRequest
 
@@ -29,25 +26,44 @@ class SpeechLimits:
 
     Attributes:
         speech_chars: Characters of a text to speak.
-        part_chars: Characters of it that are one prompt.
+        part_bytes: Bytes of it, as UTF-8, that are one prompt.
         reference_seconds, reference_bytes: Length of a voice's recording, and its encoded size.
         decode_seconds: Time to fetch and decode it.
         allowed_media_hosts: Hosts of URLs of recordings.
     """
 
     speech_chars: int
-    part_chars: int
+    part_bytes: int
     reference_seconds: float
     reference_bytes: int
     decode_seconds: float
     allowed_media_hosts: Collection[str]
 
 
-class CsmPreprocessor:
+class SpokenModel(Protocol):
+    """What the stage knows of a model.
+
+    Attributes:
+        context_length: The most tokens and frames of a prompt and its speech.
+        sample_rate, frame_samples: Of its codec: Hz, and samples of a frame.
+        voices: The names that ``voice`` may have; the first is the default.
+    """
+
+    context_length: int
+    sample_rate: int
+    frame_samples: int
+    voices: Sequence[str]
+
+    def turn(self, voice: str, text: str, check: Check) -> list[int]:
+        """Token ids of a text that a voice says, none of them a control token of the user's own."""
+        ...
+
+
+class SpeechPreprocessor:
     """Converts the entry payload to ``SpeechParts``. The request's own inputs are dropped."""
 
-    def __init__(self, checkpoint: CsmCheckpoint, tokenizer: TextTokenizer, limits: SpeechLimits) -> None:
-        self._checkpoint, self._tokenizer, self._limits = checkpoint, tokenizer, limits
+    def __init__(self, model: SpokenModel, takes: RequestParams, limits: SpeechLimits) -> None:
+        self._model, self._takes, self._limits = model, takes, limits
 
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
@@ -58,16 +74,17 @@ class CsmPreprocessor:
             RequestError: An input or parameter is not acceptable.
             Aborted: The request was aborted.
         """
-        check_request(payload.request, REQUEST_PARAMS)
-        speech, check, limits = SpeechRequest.of(payload), until_aborted(aborted), self._limits
+        check_request(payload.request, self._takes)
+        model, limits, check = self._model, self._limits, until_aborted(aborted)
+        speech = SpeechRequest.of(payload)
         if len(speech.text) > limits.speech_chars:
             told = f"input is {len(speech.text)} characters long; the limit is {limits.speech_chars}"
             raise RequestError(told, param="input", code="invalid_value")
-        voice = "0" if speech.voice is None else speech.voice
-        if voice not in SPEAKERS:
-            told = f"unknown voice {voice!r}: this model's are the speakers {', '.join(SPEAKERS)}"
+        voice = model.voices[0] if speech.voice is None else speech.voice
+        if voice not in model.voices:
+            told = f"unknown voice {voice!r}: this model's are {', '.join(model.voices)}"
             raise RequestError(told, param="voice", code="unsupported_value")
-        parts = [self._ids(voice, part, check) for part in speakable_parts(speech.text, limits.part_chars)]
+        parts = [model.turn(voice, part, check) for part in passages(speech.text, limits.part_bytes)]
         if not parts:
             raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
         data = SpeechParts(parts=parts)
@@ -75,24 +92,20 @@ class CsmPreprocessor:
         params = {name: value for name, value in speech.params.items() if name != "ref_audio"}
         if (reference := _reference(speech.params)) is not None:
             sound, said = reference
-            data["reference"] = self._ids(voice, said, check)
+            data["reference"] = model.turn(voice, said, check)
             recording = data["recording"] = self._recording(sound, check)
-            frames = -(-len(recording["samples"]) // self._checkpoint.frame_samples)
+            frames = -(-len(recording["samples"]) // model.frame_samples)
             length += len(data["reference"]) + frames + 1
-        if length >= (most := self._checkpoint.backbone.max_position_embeddings):
-            told = f"text and recording take {length} positions; the model has {most}, speech included"
+        if length >= model.context_length:
+            told = f"text and recording take {length} of the model's {model.context_length} positions"
             param = "ref_audio" if "recording" in data else "input"
-            raise RequestError(told, param=param, code="context_length_exceeded")
+            raise RequestError(
+                f"{told}, which the speech needs too", param=param, code="context_length_exceeded"
+            )
         request = OmniRequest(None, params, payload.request.metadata)
         return StagePayload(payload.request_id, request, data)
 
-    def _ids(self, voice: str, text: str, check: Check) -> list[int]:
-        """A turn's token ids, none of the user's text a control token, however it is spelled."""
-        return self._tokenizer.encode(
-            self._tokenizer.hide(f"[{voice}]{text}"), add_special_tokens=True, check=check
-        )
-
-    def _recording(self, sound: str | bytes, check: Check) -> Recording:
+    def _recording(self, sound: str | bytes, check: Check) -> VoiceRecording:
         limits, param = self._limits, "ref_audio"
         deadline = Deadline(limits.decode_seconds, param=param, check=check)
         encoded = media_bytes(
@@ -102,10 +115,10 @@ class CsmPreprocessor:
             allowed_hosts=limits.allowed_media_hosts,
             check=deadline,
         )
-        rate, seconds = self._checkpoint.sample_rate, limits.reference_seconds
+        rate, seconds = self._model.sample_rate, limits.reference_seconds
         clip = decode_audio(encoded, param=param, sample_rate=rate, max_seconds=seconds, check=deadline)
         key = hashlib.sha256(clip.samples.tobytes()).digest()
-        return Recording(key=key, samples=torch.from_numpy(clip.samples))
+        return VoiceRecording(key=key, samples=torch.from_numpy(clip.samples))
 
 
 def _reference(params: Mapping[str, Any]) -> tuple[str | bytes, str] | None:
