@@ -110,10 +110,10 @@ class Stage:
     @staticmethod
     def following(payload: StagePayload, request: EngineRequest) -> EngineRequest | None:
         """After a request that ends with 100 comes one with its first token, after 101 an error."""
-        match request.output_token_ids[-1]:
-            case 100:
+        match request.output_token_ids[-1:]:
+            case [100]:
                 return EngineRequest(payload.request_id, [request.output_token_ids[0], -1])
-            case 101:
+            case [101]:
                 raise RequestError("nothing can follow")
         return None
 
