@@ -18,7 +18,7 @@ from sglang_omni.models.fish_s2_pro import tiny_checkpoint
 
 # Of the codec, frames of 64 samples: the published rates would only take longer.
 SHAPE: dict[str, Any] = {"encoder_rates": (2, 2, 4), "decoder_rates": (4, 2, 2), "encoder_channels": 8}
-_SIZES = tiny_checkpoint.TinyShape(**SHAPE)
+_SIZES = tiny_checkpoint.TinyFishShape(**SHAPE)
 CONFIG = tiny_checkpoint.config_of(_SIZES)
 TEXT_TOKENS, CODES, GROUPS = 120, _SIZES.codes, _SIZES.groups
 START, END = CONFIG["semantic_start_token_id"], CONFIG["eos_token_id"]

@@ -88,6 +88,9 @@ def test_the_model_says_what_it_does(api: httpx.Client) -> None:
     refused = api.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}]})
     assert refused.status_code == 400
     assert "does not do chat" in refused.json()["error"]["message"]
+    upload = api.post("/v1/audio/voices", files={"audio_sample": ("me.wav", recording(1))})
+    assert upload.status_code == 400
+    assert "as ref_audio" in upload.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("text", ["Hello.", LONG])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_omni.models.codecs.snake import Snake
-from sglang_omni.models.codecs.streamed import Memory
+from sglang_omni.models.codecs.streamed import StreamMemory
 
 
 class CausalConv(NamedTuple):
@@ -26,7 +26,7 @@ class CausalConv(NamedTuple):
     dilation: int = 1
     groups: int = 1
 
-    def __call__(self, wave: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, wave: Tensor, memory: StreamMemory) -> Tensor:
         """(n, in channels, steps * stride) to (n, out channels, steps)."""
         reach = (self.weight.shape[-1] - 1) * self.dilation + 1 - self.stride
         if reach:
@@ -48,7 +48,7 @@ class CausalTransposedConv(NamedTuple):
     bias: Tensor
     stride: int
 
-    def __call__(self, wave: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, wave: Tensor, memory: StreamMemory) -> Tensor:
         """(n, in channels, steps) to (n, out channels, steps * stride)."""
         length = wave.shape[-1] * self.stride
         # Earlier steps that reach into the output of this piece.
@@ -77,7 +77,7 @@ class ConvNeXtBlock(NamedTuple):
     scale: Tensor
     eps: float = 1e-6
 
-    def __call__(self, wave: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, wave: Tensor, memory: StreamMemory) -> Tensor:
         rows = self.depthwise(wave, memory).transpose(1, 2)
         rows = F.layer_norm(rows, rows.shape[-1:], *self.norm, eps=self.eps)
         rows = F.linear(F.gelu(F.linear(rows, *self.inner)), *self.outer)
@@ -92,6 +92,6 @@ class ResidualUnit(NamedTuple):
     before_narrow: Snake
     narrow: CausalConv
 
-    def __call__(self, wave: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, wave: Tensor, memory: StreamMemory) -> Tensor:
         hidden = self.wide(self.before_wide(wave), memory)
         return self.narrow(self.before_narrow(hidden), memory).add_(wave)

@@ -13,7 +13,7 @@ from torch import Tensor
 from sglang_omni.model_runner.cuda_graphs import GraphedStep, batch_size_for, recorder_for
 
 
-class Memory:
+class StreamMemory:
     """Reads and overwrites what streams keep of earlier pieces; also the cache of a transformer's attention.
 
     Args:
@@ -46,7 +46,7 @@ class Memory:
         return self.extend(keys, self._window, dim=-2), self.extend(values, self._window, dim=-2)
 
 
-class Stream:
+class NetworkStream:
     """The state of one stream, of which every step is computed once.
 
     Attributes:
@@ -68,7 +68,7 @@ class StreamedNetwork(ABC):
     Args:
         name: In warnings.
         probe: (1, ..., unit), any input of one frame, by which is told what a stream keeps.
-        window: Of a transformer that uses ``Memory.update``.
+        window: Of a transformer that uses ``StreamMemory.update``.
     """
 
     def __init__(self, name: str, probe: Tensor, *, window: int = 0) -> None:
@@ -79,7 +79,7 @@ class StreamedNetwork(ABC):
         self._steps: dict[tuple[int, bool], GraphedStep] = {}
         with torch.inference_mode(False), torch.no_grad():
             self._probe = probe.clone()
-            memory = Memory(None, window=window, is_first=True)
+            memory = StreamMemory(None, window=window, is_first=True)
             no_frames = torch.zeros(1, 1, dtype=torch.int64, device=probe.device)
             self.run(self._probe, no_frames, memory)
             self._layout = memory.shapes
@@ -94,17 +94,17 @@ class StreamedNetwork(ABC):
         """Of what streams keep."""
 
     @abstractmethod
-    def run(self, inputs: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+    def run(self, inputs: Tensor, positions: Tensor, memory: StreamMemory) -> Tensor:
         """The output (n, ..., m) of pieces (n, ..., frames * unit) from the frames ``positions`` (n, 1) on.
 
         It uses ``memory`` in the same order each time.
         """
 
-    def open_stream(self) -> Stream:
+    def open_stream(self) -> NetworkStream:
         """A new stream."""
-        return Stream(self._silence, self._no_frames)
+        return NetworkStream(self._silence, self._no_frames)
 
-    def advance(self, streams: Sequence[Stream], inputs: Tensor) -> Tensor:
+    def advance(self, streams: Sequence[NetworkStream], inputs: Tensor) -> Tensor:
         """The output for the next frames of n streams.
 
         Args:
@@ -156,7 +156,7 @@ class StreamedNetwork(ABC):
         self, inputs: Tensor, state: Tensor, seen: Tensor, *, is_first: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The output of the inputs, and what was given, brought up to date."""
-        memory = Memory(self._split(state), window=self._window, is_first=is_first)
+        memory = StreamMemory(self._split(state), window=self._window, is_first=is_first)
         output = self.run(inputs, seen, memory)
         return output, state, seen.add_(inputs.shape[-1] // self._unit)
 
@@ -168,7 +168,7 @@ class StreamedNetwork(ABC):
             begin += size
 
 
-class DecoderStream(Stream):
+class DecoderStream(NetworkStream):
     """A stream of a decoder, as the scheduler of vocoders has it."""
 
     def __init__(self, decoder: StreamedDecoder, state: Tensor, seen: Tensor) -> None:
@@ -186,6 +186,6 @@ class StreamedDecoder(StreamedNetwork):
     def open_stream(self) -> DecoderStream:
         return DecoderStream(self, self._silence, self._no_frames)
 
-    def decode_batch(self, streams: Sequence[Stream], codes: Tensor) -> Tensor:
+    def decode_batch(self, streams: Sequence[NetworkStream], codes: Tensor) -> Tensor:
         """Samples of the next codes of n streams."""
         return self.advance(streams, codes)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from sglang_omni.model_runner.norm import RMSNorm
-from sglang_omni.models.codecs.streamed import Memory
+from sglang_omni.models.codecs.streamed import StreamMemory
 
 
 def window_mask(positions: Tensor, steps: Tensor, before: int) -> Tensor:
@@ -69,7 +69,7 @@ class WindowTransformer:
         exponents = torch.arange(0, head_dim, 2).float() / head_dim
         self._frequencies = (1.0 / rope_base**exponents).to(norm.weight.device)
 
-    def __call__(self, rows: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+    def __call__(self, rows: Tensor, positions: Tensor, memory: StreamMemory) -> Tensor:
         """Rows (n, steps, hidden) to rows, the first of them at ``positions`` (n, 1)."""
         steps = torch.arange(rows.shape[1], device=rows.device)
         mask = window_mask(positions, steps, self._before).unsqueeze(1)
@@ -85,7 +85,7 @@ class WindowTransformer:
         return self._norm(rows)
 
     def _attend(
-        self, layer: WindowLayer, rows: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: Memory
+        self, layer: WindowLayer, rows: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: StreamMemory
     ) -> Tensor:
         count, steps, _ = rows.shape
         heads = linear(rows, layer.qkv).view(count, steps, 3, -1, self._head_dim)

@@ -21,8 +21,7 @@ from sglang_omni.scheduling.messages import OutgoingMessage
 
 # Sampling parameters of a request that sets none.
 _DEFAULTS = {"temperature": 0.8, "top_p": 0.8, "top_k": 30}
-# Of earlier passages in a prompt. Without a voice, the first one is kept for its voice; the last one always,
-# for how it was spoken.
+# Of earlier passages in a prompt, 71 s.
 _EARLIER_FRAMES = 1536
 
 
@@ -44,14 +43,14 @@ class _Speech:
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
-    @property
-    def earlier(self) -> list[SpokenPassage]:
-        kept = [self.first] if self.voice is None else []
-        kept += [self.last] if self.last is not self.first or self.voice is not None else []
-        found = [passage for passage in kept if passage is not None]
-        while sum(len(passage.frames) for passage in found) > _EARLIER_FRAMES:
-            found.pop()
-        return found
+    def earlier(self, most_frames: int) -> list[SpokenPassage]:
+        """The passages to go on from: the last, and without a voice the first, whose voice is to stay."""
+        kept = [] if self.last is None else [self.last]
+        if self.voice is None and self.first is not None and self.first is not self.last:
+            kept.insert(0, self.first)
+        while sum(len(passage.frames) for passage in kept) > most_frames:
+            kept.pop()
+        return kept
 
 
 class _PassageState(DualARState):
@@ -70,12 +69,20 @@ class DualAR:
 
     Args:
         max_passage_frames: Limit of a passage, if the request has none for the whole.
+        pool_tokens: Size of the engine's KV cache; earlier passages take at most a quarter of it.
     """
 
     def __init__(
-        self, checkpoint: FishS2Checkpoint, tokenizer: TextTokenizer, max_passage_frames: int
+        self,
+        checkpoint: FishS2Checkpoint,
+        tokenizer: TextTokenizer,
+        *,
+        max_passage_frames: int,
+        pool_tokens: int,
     ) -> None:
         self._checkpoint = checkpoint
+        room = min(pool_tokens, checkpoint.slow.max_position_embeddings)
+        self._earlier_frames = min(_EARLIER_FRAMES, room // 4)
         self._max_passage_frames = max_passage_frames
         self._prompts = FishPrompts(tokenizer)
 
@@ -130,7 +137,7 @@ class DualAR:
         self, payload: StagePayload, speech: _Speech, sampling: RequestSampling, before: EngineRequest | None
     ) -> EngineRequest:
         text = speech.waiting[0]
-        prompt = self._prompts.write(text, speech.voice, speech.earlier)
+        prompt = self._prompts.write(text, speech.voice, speech.earlier(self._earlier_frames))
         speech.prompt_tokens += len(prompt.token_ids) if before is None else len(text)
         limit = self._max_passage_frames if speech.frames_left is None else speech.frames_left
         sampling = replace(sampling, max_new_tokens=limit)

@@ -181,7 +181,12 @@ def create_dual_ar(
             ),
         )
         strategy.record_graphs(sizes.max_running_requests, cuda_graph=cuda_graph)
-    dual_ar = DualAR(checkpoint, TextTokenizer(load_tokenizer(model_path)), max_passage_frames)
+    dual_ar = DualAR(
+        checkpoint,
+        TextTokenizer(load_tokenizer(model_path)),
+        max_passage_frames=max_passage_frames,
+        pool_tokens=sizes.max_total_tokens,
+    )
     return OmniScheduler(
         built,
         dual_ar.build_request,

@@ -17,7 +17,7 @@ _KERNEL = 7
 
 
 @dataclass(frozen=True)
-class TinyShape:
+class TinyFishShape:
     """The sizes of a checkpoint.
 
     Attributes:
@@ -71,7 +71,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     Args:
         path: Created if it does not exist; files of the same names are replaced.
         seed: Of the weights.
-        shape: Fields of ``TinyShape``.
+        shape: Fields of ``TinyFishShape``.
 
     Returns:
         ``path``.
@@ -82,7 +82,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    sizes = TinyShape(**shape)
+    sizes = TinyFishShape(**shape)
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config_of(sizes)))
@@ -98,7 +98,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     return directory
 
 
-def config_of(shape: TinyShape) -> dict[str, Any]:
+def config_of(shape: TinyFishShape) -> dict[str, Any]:
     """``config.json``."""
     common: dict[str, Any] = {
         "attention_o_bias": False,
@@ -159,7 +159,7 @@ class _Random:
         return torch.randn(*shape, generator=self._generator) * gain
 
 
-def _decoders(shape: TinyShape, normal: _Random) -> dict[str, Tensor]:
+def _decoders(shape: TinyFishShape, normal: _Random) -> dict[str, Tensor]:
     config = config_of(shape)
     text, audio = config["text_config"], config["audio_decoder_config"]
     dim = shape.dim
@@ -191,7 +191,7 @@ def _decoders(shape: TinyShape, normal: _Random) -> dict[str, Tensor]:
     return weights
 
 
-def _codec(shape: TinyShape, normal: _Random) -> dict[str, Tensor]:
+def _codec(shape: TinyFishShape, normal: _Random) -> dict[str, Tensor]:
     """The state dict of the codec, with norms of both kinds, and the tables that the published one holds."""
     codec = _CodecTensors(normal)
     channels, latent = shape.encoder_channels, shape.latent
@@ -278,7 +278,7 @@ class _CodecTensors:
         self._add(f"{name}.pwconv2.bias", channels, gain=0.05)
         self._add(f"{name}.gamma", channels, gain=0.5)
 
-    def transformer(self, name: str, width: int, shape: TinyShape) -> None:
+    def transformer(self, name: str, width: int, shape: TinyFishShape) -> None:
         import torch
 
         inner, heads = 3 * width, shape.codec_heads * shape.codec_head_dim
@@ -311,7 +311,7 @@ class _CodecTensors:
         self.tensors[name] = self._normal(*shape, gain=gain)
 
 
-def _tokenizer(shape: TinyShape) -> Mapping[str, Any]:
+def _tokenizer(shape: TinyFishShape) -> Mapping[str, Any]:
     """One token a printable character; the special ones at their places among the text's tokens."""
     end = shape.text_tokens - 5
     special = {"<|im_start|>": end - 1, "<|im_end|>": end, "<|voice|>": end + 1}

@@ -22,7 +22,7 @@ from sglang_omni.models.codecs.convolutions import (
     ResidualUnit,
 )
 from sglang_omni.models.codecs.snake import Snake
-from sglang_omni.models.codecs.streamed import Memory, StreamedDecoder, StreamedNetwork
+from sglang_omni.models.codecs.streamed import StreamedDecoder, StreamedNetwork, StreamMemory
 from sglang_omni.models.codecs.window_transformer import WindowTransformer
 from sglang_omni.models.fish_s2_pro.components.codec_weights import CodecWeights
 
@@ -101,7 +101,7 @@ class FishCodecDecoder(StreamedDecoder):
     def dtype(self) -> torch.dtype:
         return self._first.weight.dtype
 
-    def run(self, inputs: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+    def run(self, inputs: Tensor, positions: Tensor, memory: StreamMemory) -> Tensor:
         rows = self._transformer(self._quantizer.decode(inputs), positions, memory)
         wave = rows.transpose(1, 2)
         for transposed, convnext in self._upsample:
@@ -189,7 +189,7 @@ class FishCodecEncoder(StreamedNetwork):
         codes = torch.cat([self.advance(streams, piece) for piece in pieces], dim=-1)
         return [row[:, :count].t().contiguous() for row, count in zip(codes.cpu(), counts, strict=True)]
 
-    def run(self, inputs: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+    def run(self, inputs: Tensor, positions: Tensor, memory: StreamMemory) -> Tensor:
         wave = self._first(inputs.to(self.dtype), memory)
         for block, steps in zip(self._blocks, self._steps_of_frame, strict=True):
             for unit in block.units:

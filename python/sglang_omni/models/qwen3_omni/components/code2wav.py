@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.codecs.snake import Snake
-from sglang_omni.models.codecs.streamed import Memory, StreamedDecoder
+from sglang_omni.models.codecs.streamed import StreamedDecoder, StreamMemory
 from sglang_omni.models.codecs.window_transformer import window_mask
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.reference import (
@@ -52,7 +52,7 @@ class Code2Wav(StreamedDecoder):
         dtype: torch.dtype = self.module.dtype
         return dtype
 
-    def run(self, inputs: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+    def run(self, inputs: Tensor, positions: Tensor, memory: StreamMemory) -> Tensor:
         """Samples (n, 1, samples) of codes (n, groups, frames)."""
         module = self.module
         embeds = module.code_embedding(inputs + module.code_offset).mean(1)
@@ -68,7 +68,7 @@ class Code2Wav(StreamedDecoder):
                 wave = self._residual(unit, wave, memory)
         return _convolve(last, self._snakes[snake](wave), memory).clamp_(min=-1, max=1)
 
-    def _transform(self, embeds: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+    def _transform(self, embeds: Tensor, positions: Tensor, memory: StreamMemory) -> Tensor:
         frames = torch.arange(embeds.shape[1], device=embeds.device)
         hidden: Tensor = self.module.pre_transformer(
             inputs_embeds=embeds,
@@ -80,7 +80,7 @@ class Code2Wav(StreamedDecoder):
         return hidden
 
     def _residual(
-        self, part: Qwen3OmniMoeCode2WavDecoderResidualUnit, wave: Tensor, memory: Memory
+        self, part: Qwen3OmniMoeCode2WavDecoderResidualUnit, wave: Tensor, memory: StreamMemory
     ) -> Tensor:
         hidden = _convolve(part.conv1, self._snakes[part.act1](wave), memory)
         return _convolve(part.conv2, self._snakes[part.act2](hidden), memory).add_(wave)
@@ -91,14 +91,14 @@ def _snake(part: Any) -> Snake:
     return Snake(frequency, (1 / (part.beta.exp() + part.no_div_by_zero)).unsqueeze(-1))
 
 
-def _convolve(part: Qwen3OmniMoeCausalConvNet, wave: Tensor, memory: Memory) -> Tensor:
+def _convolve(part: Qwen3OmniMoeCausalConvNet, wave: Tensor, memory: StreamMemory) -> Tensor:
     conv = part.conv
     if part.padding:
         wave = memory.extend(wave, part.padding)
     return F.conv1d(wave, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
 
 
-def _transposed(part: Qwen3OmniMoeCausalTransConvNet, wave: Tensor, memory: Memory) -> Tensor:
+def _transposed(part: Qwen3OmniMoeCausalTransConvNet, wave: Tensor, memory: StreamMemory) -> Tensor:
     cut = part.left_pad
     if not cut:
         return cast(Tensor, part(wave))
@@ -107,7 +107,7 @@ def _transposed(part: Qwen3OmniMoeCausalTransConvNet, wave: Tensor, memory: Memo
     return wave[..., cut:] if memory.is_first else wave
 
 
-def _convnext(part: Qwen3OmniMoeConvNeXtBlock, wave: Tensor, memory: Memory) -> Tensor:
+def _convnext(part: Qwen3OmniMoeConvNeXtBlock, wave: Tensor, memory: StreamMemory) -> Tensor:
     hidden = part.norm(_convolve(part.dwconv, wave, memory).transpose(1, 2))
     hidden = part.pwconv2(part.act(part.pwconv1(hidden)))
     return torch.addcmul(wave, hidden.transpose(1, 2), part.gamma.unsqueeze(-1))
