@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -27,8 +27,11 @@ class ThinkerState:
         deepstack: (v, H) each. ``deepstack[k]`` is added to the visual rows after layer k (DeepStack,
             arXiv:2406.04334).
         wants_hidden: Whether ``media_hidden`` is wanted.
+        wants_rows: Whether ``rows`` are wanted, of a decoder that captures all.
         media_hidden: Output, (m, H): ``hidden_states[capture_layer]`` (transformers' numbering) of the media
             rows, set by the time of the first token.
+        rows: Output, ``hidden_states[capture_layer]`` of the tokens whose successors are known: (T, H) of the
+            prompt, then (1, H) of each generated token but the last.
     """
 
     media_positions: Tensor
@@ -37,6 +40,8 @@ class ThinkerState:
     deepstack: tuple[Tensor, ...] = ()
     wants_hidden: bool = False
     media_hidden: Tensor | None = None
+    wants_rows: bool = False
+    rows: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count, visual = len(self.media_positions), len(self.visual_positions)
@@ -111,6 +116,19 @@ def captures_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerSt
             and span.start + span.num_tokens >= state.media_end
         ):
             yield index, state
+
+
+def rows_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState, int, int]]:
+    """Index and state of the spans that sample, if their rows are wanted; and the first row that is due and
+    the one after the last.
+
+    A sequence that is computed again after a preemption has rows already.
+    """
+    for index, span in enumerate(spans):
+        state = span.state
+        if isinstance(state, ThinkerState) and state.wants_rows and span.samples:
+            end = span.start + span.num_tokens
+            yield index, state, end - 1 if state.rows else 0, end
 
 
 def _with_media(spans: Sequence[SequenceSpan]) -> Iterator[tuple[SequenceSpan, ThinkerState]]:

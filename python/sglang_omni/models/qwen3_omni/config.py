@@ -20,6 +20,7 @@ from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
+_SHARED = "sglang_omni.models.multimodal"
 _ENCODERS = ["image_encoder", "audio_encoder"]
 # Stages with models, and of these the ones that a second GPU takes.
 _MODELS = (*_ENCODERS, "thinker", "talker", "code2wav")
@@ -41,8 +42,8 @@ def thinker_stages() -> list[StageConfig]:
             factory_args={"speech": False},
             process="io",
             next=[*_ENCODERS, "thinker"],
-            route_fn=f"{_PACKAGE}.routing.after_preprocess",
-            project_payload={name: f"{_PACKAGE}.routing.to_{name}" for name in (*_ENCODERS, "thinker")},
+            route_fn=f"{_SHARED}.routing.after_preprocess",
+            project_payload={name: f"{_SHARED}.routing.to_{name}" for name in (*_ENCODERS, "thinker")},
         ),
         StageConfig(
             name="image_encoder",
@@ -61,8 +62,8 @@ def thinker_stages() -> list[StageConfig]:
             factory=f"{_PACKAGE}.stages.create_thinker",
             process="thinker",
             wait_for=["preprocess", *_ENCODERS],
-            wait_for_fn=f"{_PACKAGE}.routing.sources_of_thinker",
-            merge_fn=f"{_PACKAGE}.aggregate.merge_sources",
+            wait_for_fn=f"{_SHARED}.routing.sources_of_thinker",
+            merge_fn=f"{_SHARED}.joining.merge_sources",
             next="decode",
         ),
         StageConfig(name="decode", factory=f"{_PACKAGE}.stages.create_decode", process="io", terminal=True),
@@ -75,7 +76,7 @@ def text_stages() -> list[StageConfig]:
     preprocess, thinker = stages["preprocess"], stages["thinker"]
     preprocess.factory_args |= {"media": []}
     preprocess.next = ["thinker"]
-    preprocess.project_payload = {"thinker": f"{_PACKAGE}.routing.to_thinker"}
+    preprocess.project_payload = {"thinker": f"{_SHARED}.routing.to_thinker"}
     thinker.wait_for = ["preprocess"]
     return list(stages.values())
 
@@ -86,13 +87,13 @@ def speech_stages() -> list[StageConfig]:
     preprocess, thinker, decode = stages["preprocess"], stages["thinker"], stages["decode"]
     preprocess.factory_args = {}
     preprocess.next = [*_ENCODERS, "thinker", "talker", "code2wav"]
-    preprocess.project_payload |= {name: f"{_PACKAGE}.routing.to_{name}" for name in ("talker", "code2wav")}
+    preprocess.project_payload |= {name: f"{_SHARED}.routing.to_{name}" for name in ("talker", "code2wav")}
     thinker.factory_args = {"speech": True}
     thinker.stream_to = ["talker"]
-    thinker.stream_done_to_fn = f"{_PACKAGE}.routing.thinker_stream_ends"
+    thinker.stream_done_to_fn = f"{_SHARED}.routing.thinker_stream_ends"
     decode.wait_for = ["thinker", "talker"]
-    decode.wait_for_fn = f"{_PACKAGE}.routing.sources_of_decode"
-    decode.merge_fn = f"{_PACKAGE}.decode.merge_sources"
+    decode.wait_for_fn = f"{_SHARED}.routing.sources_of_decode"
+    decode.merge_fn = f"{_SHARED}.decode.merge_sources"
     return [
         *stages.values(),
         StageConfig(
@@ -224,7 +225,7 @@ class Qwen3OmniPipelineConfig(Qwen3OmniThinkerPipelineConfig):
     terminal_modalities: ClassVar[dict[str, str]] = {"decode": "text", "code2wav": "audio"}
 
     stages: list[StageConfig] = Field(default_factory=speech_stages)
-    terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"
+    terminal_stages_fn: str | None = f"{_SHARED}.routing.terminal_stages"
 
     @property
     def voices(self) -> tuple[str, ...]:
