@@ -30,8 +30,9 @@ class ThinkerState:
         wants_rows: Whether ``rows`` are wanted, of a decoder that captures all.
         media_hidden: Output, (m, H): ``hidden_states[capture_layer]`` (transformers' numbering) of the media
             rows, set by the time of the first token.
-        rows: Output, ``hidden_states[capture_layer]`` of the tokens whose successors are known: (T, H) of the
-            prompt, then (1, H) of each generated token but the last.
+        rows: Output, (n, H) each: ``hidden_states[capture_layer]`` of the sequence's tokens whose successors
+            are known, from where ``take_rows`` left off.
+        num_rows: How many of these tokens there are.
     """
 
     media_positions: Tensor
@@ -42,6 +43,7 @@ class ThinkerState:
     media_hidden: Tensor | None = None
     wants_rows: bool = False
     rows: list[Tensor] = field(default_factory=list)
+    num_rows: int = 0
 
     def __post_init__(self) -> None:
         count, visual = len(self.media_positions), len(self.visual_positions)
@@ -55,6 +57,16 @@ class ThinkerState:
 
     def is_ready(self, num_tokens: int) -> bool:
         return True
+
+    def add_rows(self, rows: Tensor) -> None:
+        """Adds the rows (n, H) of the next tokens."""
+        self.rows.append(rows)
+        self.num_rows += len(rows)
+
+    def take_rows(self) -> list[Tensor]:
+        """The rows since the last call."""
+        rows, self.rows = self.rows, []
+        return rows
 
 
 class Deepstack(NamedTuple):
@@ -120,15 +132,12 @@ def captures_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerSt
 
 def rows_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState, int, int]]:
     """Index and state of the spans that sample, if their rows are wanted; and the first row that is due and
-    the one after the last.
-
-    A sequence that is computed again after a preemption has rows already.
-    """
+    the one after the last. What is computed again, after a preemption, is not due again."""
     for index, span in enumerate(spans):
         state = span.state
-        if isinstance(state, ThinkerState) and state.wants_rows and span.samples:
-            end = span.start + span.num_tokens
-            yield index, state, end - 1 if state.rows else 0, end
+        end = span.start + span.num_tokens
+        if isinstance(state, ThinkerState) and state.wants_rows and span.samples and state.num_rows < end:
+            yield index, state, state.num_rows, end
 
 
 def _with_media(spans: Sequence[SequenceSpan]) -> Iterator[tuple[SequenceSpan, ThinkerState]]:

@@ -49,4 +49,4 @@ class ThinkerModelRunner(ModelRunner):
         for index, state in captures_due(batch.spans):
             state.media_hidden = self.cache.read_captured(batch.pages[index], state.media_positions)
         for index, state, first, end in rows_due(batch.spans):
-            state.rows.append(self.cache.read_captured(batch.pages[index], torch.arange(first, end)))
+            state.add_rows(self.cache.read_captured(batch.pages[index], torch.arange(first, end)))

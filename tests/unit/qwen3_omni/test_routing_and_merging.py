@@ -12,13 +12,13 @@ from sglang_omni.config.plan import plan_pipeline
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.models.multimodal import decode, joining, routing
 from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
+from sglang_omni.models.multimodal.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniColocatedPipelineConfig,
     Qwen3OmniPipelineConfig,
     Qwen3OmniTextPipelineConfig,
     Qwen3OmniThinkerPipelineConfig,
-    place_on_gpus,
 )
 from sglang_omni.proto import OmniRequest, StagePayload
 

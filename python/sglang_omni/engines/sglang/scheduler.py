@@ -239,7 +239,7 @@ class HoldingScheduler(Scheduler):
             ]
         for index, state, first, end in rows_due(spans):
             slots = self.req_to_token_pool.req_to_token[batch.reqs[index].kv.req_pool_idx]
-            state.rows.append(decoder.captured[slots[first:end].long()])
+            state.add_rows(decoder.captured[slots[first:end].long()])
 
     def _feed_back(
         self,

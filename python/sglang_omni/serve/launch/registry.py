@@ -24,6 +24,7 @@ GROUP = "sglang_omni.pipelines"
 _OWNER = "sgl-omni itself"
 _TEXT = "sglang_omni.models.text.config:default_config"
 _OWN = {
+    "qwen2_5_omni": "sglang_omni.models.qwen2_5_omni.config:default_config",
     "qwen3_omni_moe": "sglang_omni.models.qwen3_omni.config:default_config",
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe"), _TEXT),
 }

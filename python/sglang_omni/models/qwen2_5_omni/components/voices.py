@@ -1,0 +1,99 @@
+"""The voices of a checkpoint, in its ``spk_dict.pt``: a start token, a vector, and a short recording.
+
+The file is torch's: a zip archive with a pickle of dictionaries and tensors. Names are read without torch, by
+an unpickler that makes nothing of a class and calls nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILE = "spk_dict.pt"
+
+
+class Voice(NamedTuple):
+    """
+    Attributes:
+        bos: The thinker's token that begins the text.
+        vector: (1, d) float32, who speaks.
+        mel: (1, frames, mel bins) float32, how it sounds.
+    """
+
+    bos: int
+    vector: Tensor
+    mel: Tensor
+
+
+def voice_names(path: Path) -> list[str]:
+    """The names of the voices in the file, in its order.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It does not hold voices.
+    """
+    return list(_entries(path))
+
+
+def start_tokens(path: Path) -> dict[str, int]:
+    """The token of each voice that begins the text.
+
+    Raises:
+        FileNotFoundError, ValueError: As of ``voice_names``.
+    """
+    return {name: int(entry["bos_token"]) for name, entry in _entries(path).items()}
+
+
+def load_voices(path: Path) -> dict[str, Voice]:
+    """All voices of the file, on the CPU.
+
+    Raises:
+        FileNotFoundError, ValueError: As of ``voice_names``.
+    """
+    import torch
+
+    _entries(path)
+    voices = {}
+    for name, entry in torch.load(path, weights_only=True, map_location="cpu").items():
+        vector, mel = entry["cond"].float(), entry["ref_mel"].float()
+        voices[name] = Voice(
+            int(entry["bos_token"]), vector.reshape(1, -1), mel.reshape(1, -1, mel.shape[-1])
+        )
+    return voices
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: it holds the voices; download the checkpoint again, or answer in text only"
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (member,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+            found = _Inert(BytesIO(archive.read(member))).load()
+        names = ("bos_token", "cond", "ref_mel")
+        if not found or not all(key in entry for entry in found.values() for key in names):
+            raise ValueError(f"each voice needs {', '.join(names)}")
+    except (ValueError, TypeError, AttributeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} does not hold voices ({error}): download it again") from None
+    return found
+
+
+class _Inert(pickle.Unpickler):
+    """Reads dictionaries, texts and numbers. Whatever else is in the file becomes None, and nothing runs."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return dict if (module, name) == ("collections", "OrderedDict") else _nothing
+
+    def persistent_load(self, pid: Any) -> None:
+        return None
+
+
+def _nothing(*_: object) -> None:
+    return None
