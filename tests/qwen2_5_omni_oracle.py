@@ -124,10 +124,14 @@ class OmniOracle:
         audio: bool = True,
         use_audio_in_video: bool = False,
         seed: int = 0,
-        **processor: Any,
+        **options: Any,
     ) -> OmniAnswer:
-        """The reference call, greedy; the noise of the sound is torch's after ``manual_seed(seed)``."""
-        inputs = self.inputs(messages, use_audio_in_video=use_audio_in_video, **processor)
+        """The reference call, greedy; the noise of the sound is torch's after ``manual_seed(seed)``.
+
+        Args:
+            options: Further arguments of ``generate``.
+        """
+        inputs = self.inputs(messages, use_audio_in_video=use_audio_in_video)
         return self.answer_to(
             inputs,
             max_tokens=max_tokens,
@@ -136,6 +140,7 @@ class OmniOracle:
             audio=audio,
             use_audio_in_video=use_audio_in_video,
             seed=seed,
+            **options,
         )
 
     def answer_to(
@@ -148,6 +153,7 @@ class OmniOracle:
         audio: bool = True,
         use_audio_in_video: bool = False,
         seed: int = 0,
+        **options: Any,
     ) -> OmniAnswer:
         """``answer`` to the processor's tensors of one prompt."""
         codes: list[list[int]] = []
@@ -165,6 +171,7 @@ class OmniOracle:
                 talker_do_sample=False,
                 talker_max_new_tokens=max_codes,
                 talker_eos_token_id=[talker.tts_codec_pad_token_id, talker.tts_codec_end_token_id],
+                **options,
             )
         sequence, waveform = result if audio else (result, None)
         prompt = inputs["input_ids"][0][inputs["attention_mask"][0].bool()].tolist()

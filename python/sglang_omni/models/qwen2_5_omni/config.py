@@ -14,7 +14,6 @@ from sglang_omni.gpus import Gpu
 from sglang_omni.models.multimodal import pipelines
 from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.memory import stage_demand
 from sglang_omni.models.qwen2_5_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 
@@ -44,6 +43,9 @@ class Qwen25OmniThinkerPipelineConfig(MediaPipelineConfig):
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
+        # Imported late: it brings torch.
+        from sglang_omni.models.qwen2_5_omni.memory import stage_demand
+
         checkpoint = Qwen25OmniCheckpoint.from_dir(self.model_path)
         args = {"tp_size": stage.tp_size, **args}
         return stage_demand(checkpoint, stage.name, args, self._stored_item)

@@ -65,12 +65,6 @@ class TimeAlignedReader(MediaReader):
             )
         hop = self._hop
         frames = -(-len(clip) // hop)
-        if frames < 3:
-            raise RequestError(
-                f"a clip is {1000 * len(clip) / SAMPLE_RATE:g} ms long; this model hears at least 30 ms",
-                param="messages",
-                code="audio_too_short",
-            )
         output = self._features(
             [clip],
             sampling_rate=SAMPLE_RATE,

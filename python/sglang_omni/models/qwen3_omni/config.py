@@ -14,7 +14,6 @@ from sglang_omni.gpus import Gpu
 from sglang_omni.models.multimodal import pipelines
 from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.memory import stage_demand
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 
@@ -43,6 +42,9 @@ class Qwen3OmniThinkerPipelineConfig(MediaPipelineConfig):
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
+        # Imported late: it brings torch.
+        from sglang_omni.models.qwen3_omni.memory import stage_demand
+
         checkpoint = Qwen3OmniCheckpoint.from_dir(self.model_path)
         args = {"tp_size": stage.tp_size, **args}
         return stage_demand(checkpoint, stage.name, args, self._stored_item)

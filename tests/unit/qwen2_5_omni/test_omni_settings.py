@@ -1,0 +1,138 @@
+"""Settings and voices of a Qwen2.5-Omni checkpoint, read without torch, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
+from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
+from sglang_omni.models.qwen2_5_omni.components.voices import load_voices, start_tokens, voice_names
+from sglang_omni.models.qwen2_5_omni.request import check_params, voice_of, wave_options
+from sglang_omni.proto import OmniRequest, RequestError
+
+
+@pytest.fixture(scope="module")
+def checkpoint(qwen2_5_omni: Any) -> Qwen25OmniCheckpoint:
+    return Qwen25OmniCheckpoint.from_dir(qwen2_5_omni().path)
+
+
+def test_voices(qwen2_5_omni: Any, checkpoint: Qwen25OmniCheckpoint) -> None:
+    path = checkpoint.path / "spk_dict.pt"
+    stored = qwen2_5_omni().model.speaker_map
+    assert voice_names(path) == list(stored)
+    assert start_tokens(path) == {name: voice["bos_token"] for name, voice in stored.items()}
+    for name, voice in load_voices(path).items():
+        assert torch.equal(voice.vector, stored[name]["cond"])
+        assert torch.equal(voice.mel, stored[name]["ref_mel"])
+    assert checkpoint.voices == {"chelsie": "Chelsie", "ethan": "Ethan"}
+    assert voice_of(OmniRequest(None, {"voice": "ETHAN"}), checkpoint) == "Ethan"
+    assert voice_of(OmniRequest(None), checkpoint) == "Chelsie"
+
+
+def test_settings_need_no_torch(checkpoint: Qwen25OmniCheckpoint) -> None:
+    code = f"""
+import sys
+from sglang_omni.models.qwen2_5_omni.config import default_config
+assert default_config({str(checkpoint.path)!r}).voices == ("chelsie", "ethan")
+assert not {{"torch", "transformers"}} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return (print, ("pwned",))
+
+
+@pytest.mark.parametrize(
+    "content", [b"no archive", pickle.dumps({"A": {"bos_token": 1}}), pickle.dumps(Attack())]
+)
+def test_a_broken_file_of_voices(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spk_dict.pt"
+    path.write_bytes(content)
+    if content != b"no archive":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("spk/data.pkl", content)
+    with pytest.raises(ValueError, match="does not hold voices"):
+        voice_names(path)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(FileNotFoundError, match="holds the voices"):
+        voice_names(tmp_path / "nowhere.pt")
+
+
+def test_only_codes_and_ends_are_chosen() -> None:
+    tokens = SpeechTokens(bos=13, eos=14, pad=12, mask=16, text_eos=1, text_pad=0, num_codes=11)
+    assert tokens.suppressed(18) == (11, 13, 15, 16, 17)
+
+
+def test_another_checkpoint_and_one_that_only_writes(
+    checkpoint: Qwen25OmniCheckpoint, tmp_path: Path
+) -> None:
+    fields = {**checkpoint.config, "enable_audio_output": False}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="answers in text alone"):
+        Qwen25OmniCheckpoint.from_dir(tmp_path).require_speech()
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "model_type": "qwen3"}))
+    with pytest.raises(ValueError, match="model_type 'qwen3'"):
+        Qwen25OmniCheckpoint.from_dir(tmp_path)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        Qwen25OmniCheckpoint.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"voice": "nova"}, "voice"),
+        ({"talker_top_p": 3}, "talker_top_p"),
+        ({"stage_params": {"code2wav": {"chunking": "gapless"}}}, "stage_params.code2wav.chunking"),
+        ({"stage_params": {"code2wav": {"seed": -1}}}, "stage_params.code2wav.seed"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ],
+)
+def test_wrong_parameters_of_speech(
+    checkpoint: Qwen25OmniCheckpoint, params: dict[str, Any], param: str
+) -> None:
+    request = OmniRequest(None, params, {"task": "chat", "output_modalities": ["text", "audio"]})
+    with pytest.raises(RequestError) as refused:
+        check_params(request, checkpoint, has_talker=True)
+    assert refused.value.param == param
+
+
+def test_the_noise_has_the_seed_of_the_request() -> None:
+    own = {"stage_params": {"code2wav": {"seed": 7}}}
+    seeds = [wave_options(OmniRequest(None, params)).seed for params in ({}, {"seed": 5}, {"seed": 5, **own})]
+    assert seeds == [0, 5, 7]
+
+
+def test_a_code_waits_for_its_token() -> None:
+    """Each reads the next token of the answer, whose hidden state comes with the token after it."""
+    state = RowsTalkerState([1, 2, 3], frozenset({2}), voice_bos=9)
+    rows = torch.arange(12.0).view(6, 2)
+    state.feed([5], rows[:3])
+    assert not state.is_ready(5)
+    state.feed([6], rows[3:4])
+    assert (state.num_reply, state.is_ready(5), state.is_ready(6)) == (1, True, False)
+    state.feed([7], rows[4:5])
+    assert state.is_ready(6)
+    assert not state.is_ready(7)
+    state.end_text()
+    assert state.is_ready(100)
+    tokens, hidden = state.reply(0, state.num_reply)
+    assert tokens == [5, 6]
+    assert torch.equal(torch.stack(hidden), rows[3:5])
+    assert state.is_text.tolist() == [True, False, True]
+    silent = RowsTalkerState([1], frozenset(), voice_bos=9)
+    silent.feed([5], rows[:1])
+    silent.end_text()
+    assert silent.is_silent
