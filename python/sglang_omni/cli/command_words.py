@@ -14,7 +14,7 @@ from sglang_omni.versions.argparse import arguments_of, subparsers_of
 # Commands that hand what follows a first word on to parsers of their own.
 HANDED_ON = {
     "route": {"top": "show a router's workers, live"},
-    "make-tiny-checkpoint": {"qwen3_omni": "of Qwen3-Omni"},
+    "make-tiny-checkpoint": {"qwen2_5_omni": "of Qwen2.5-Omni", "qwen3_omni": "of Qwen3-Omni"},
 }
 _LONGEST_HELP = 70
 

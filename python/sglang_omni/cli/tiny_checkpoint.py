@@ -8,7 +8,10 @@ from importlib import import_module
 from sglang_omni.command_line import CommandParser
 
 # Imported only if they are used.
-_MAKERS = {"qwen3_omni": "sglang_omni.models.qwen3_omni.tiny_checkpoint.command"}
+_MAKERS = {
+    "qwen2_5_omni": "sglang_omni.models.qwen2_5_omni.tiny_checkpoint.command",
+    "qwen3_omni": "sglang_omni.models.qwen3_omni.tiny_checkpoint.command",
+}
 
 
 def main(argv: Sequence[str], *, prog: str) -> int:

@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from fake_gpus import fake_gpus
+from safetensors.torch import load_file
 
+from sglang_omni import cli
+from sglang_omni.config.memory import fit_memory
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
 from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
-from sglang_omni.models.qwen2_5_omni.components.voices import load_voices, start_tokens, voice_names
+from sglang_omni.models.qwen2_5_omni.components.voices import load_voices, voice_names
+from sglang_omni.models.qwen2_5_omni.config import default_config
 from sglang_omni.models.qwen2_5_omni.request import check_params, voice_of, wave_options
 from sglang_omni.proto import OmniRequest, RequestError
 
@@ -30,8 +35,8 @@ def test_voices(qwen2_5_omni: Any, checkpoint: Qwen25OmniCheckpoint) -> None:
     path = checkpoint.path / "spk_dict.pt"
     stored = qwen2_5_omni().model.speaker_map
     assert voice_names(path) == list(stored)
-    assert start_tokens(path) == {name: voice["bos_token"] for name, voice in stored.items()}
     for name, voice in load_voices(path).items():
+        assert voice.bos == stored[name]["bos_token"]
         assert torch.equal(voice.vector, stored[name]["cond"])
         assert torch.equal(voice.mel, stored[name]["ref_mel"])
     assert checkpoint.voices == {"chelsie": "Chelsie", "ethan": "Ethan"}
@@ -136,3 +141,33 @@ def test_a_code_waits_for_its_token() -> None:
     silent.feed([5], rows[:1])
     silent.end_text()
     assert silent.is_silent
+
+
+def test_what_each_model_takes_of_a_gpu_is_counted(checkpoint: Qwen25OmniCheckpoint) -> None:
+    config = default_config(str(checkpoint.path), fake_gpus("H200"))
+    plan = fit_memory(config, fake_gpus("H200"))
+    assert plan is not None
+    assert plan.fits
+    (used,) = plan.gpus
+    taken = {stage.stage: stage for stage in used.stages}
+    assert taken.keys() == {"image_encoder", "audio_encoder", "thinker", "talker", "code2wav"}
+    weights = {name: config.memory_demand(stage, {}).weights for name, stage in  # type: ignore[union-attr]
+               ((stage.name, stage) for stage in config.stages) if name in taken}  # fmt: skip
+    # Of float32: the codec computes in no other type.
+    stored = sum(
+        tensor.numel() * 4
+        for file in checkpoint.path.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+        if name.startswith("token2wav.")
+    )
+    assert weights["code2wav"] == stored
+    assert all(0 < size < 2e6 for size in weights.values())
+
+
+def test_a_checkpoint_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["make-tiny-checkpoint", "qwen2_5_omni", str(tmp_path)]
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert cli.main(words) == 1
+    assert "--overwrite" in capsys.readouterr().err
+    assert cli.main([*words, "--overwrite", "--vocab-size", "200"]) == 1
+    assert "vocab_size" in capsys.readouterr().err

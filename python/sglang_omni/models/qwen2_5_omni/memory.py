@@ -108,11 +108,11 @@ def _encoder(
 def _code2wav(checkpoint: Qwen25OmniCheckpoint, args: Mapping[str, Any]) -> MemoryDemand:
     """Of a chunk's batch, in float32. A request that asks for the reference's way may need more."""
     dit, vocoder = checkpoint.dit, checkpoint.config["token2wav_config"]["bigvgan_config"]
-    frames = int(args.get("max_batch_blocks") or 24) * int(dit["block_size"])
+    frames = int(args.get("max_batch_blocks") or 24) * int(dit.get("block_size", 24))
     # With and without the condition; the modulations, the branch, q, k, v and the inner rows.
-    width = 2 * (14 + 2 * int(dit.get("ff_mult", 2))) * int(dit["hidden_size"])
-    length, channels, widest = 1, int(vocoder["upsample_initial_channel"]), 0
-    for rate in vocoder["upsample_rates"]:
+    width = 2 * (14 + 2 * int(dit.get("ff_mult", 2))) * int(dit.get("hidden_size", 1024))
+    length, channels, widest = 1, int(vocoder.get("upsample_initial_channel", 1536)), 0
+    for rate in vocoder.get("upsample_rates", (5, 3, 2, 2, 2, 2)):
         length, channels = length * int(rate), channels // 2
         widest = max(widest, length * channels)
     # An activation computes at twice the rate; a residual block holds its input and the sum of the others.

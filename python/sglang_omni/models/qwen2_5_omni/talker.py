@@ -11,7 +11,7 @@ from sglang_omni.engines.request import FinishReason
 from sglang_omni.models.multimodal.payloads import MediaShape, TalkerInput
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
-from sglang_omni.models.qwen2_5_omni.components.voices import FILE, start_tokens
+from sglang_omni.models.qwen2_5_omni.components.voices import FILE, load_voices
 from sglang_omni.models.qwen2_5_omni.payloads import ThinkerRows
 from sglang_omni.models.qwen2_5_omni.positions import TimeAlignedRules
 from sglang_omni.models.qwen2_5_omni.request import talker_sampling, voice_of
@@ -30,7 +30,7 @@ class RowsTalker:
     def __init__(self, checkpoint: Qwen25OmniCheckpoint) -> None:
         self._checkpoint = checkpoint
         self._speech = checkpoint.require_speech()
-        self._starts = start_tokens(checkpoint.path / FILE)
+        self._voices = load_voices(checkpoint.path / FILE)
         rules = TimeAlignedRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._rules = rules.for_talker(checkpoint.config["talker_config"])
 
@@ -46,7 +46,7 @@ class RowsTalker:
             raise RequestError(
                 "speech has no codes after its end", param="ignore_eos", code="unsupported_value"
             )
-        bos = self._starts[voice_of(payload.request, self._checkpoint)]
+        bos = self._voices[voice_of(payload.request, self._checkpoint)].bos
         ids = data["prompt_token_ids"]
         state = RowsTalkerState(ids, self._checkpoint.tokens.media, bos)
         request = EngineRequest(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from sglang_omni.models.qwen2_5_omni.components.reference import Qwen2_5OmniToken2WavDiTModel
-from sglang_omni.models.qwen2_5_omni.components.voices import Voice
+from sglang_omni.models.qwen2_5_omni.components.voices import SpeakerVoice
 
 # transformers' defaults: points in time, how far the condition is overdone, how the points are shifted.
 _NUM_POINTS = 10
@@ -55,7 +55,7 @@ class MelSampler:
             self._times = module.time_embed(torch.cat(times).to(self._device)).view(len(times), 4, 1, -1)
 
     @torch.inference_mode()
-    def condition(self, voice: Voice) -> VoiceCondition:
+    def condition(self, voice: SpeakerVoice) -> VoiceCondition:
         """A voice's part of the condition."""
         mel = voice.mel.to(self._device)
         encoder = self._module.input_embed.spk_encoder

@@ -16,9 +16,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "spk_dict.pt"
+_BROKEN = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+)
 
 
-class Voice(NamedTuple):
+class SpeakerVoice(NamedTuple):
     """
     Attributes:
         bos: The thinker's token that begins the text.
@@ -41,16 +50,7 @@ def voice_names(path: Path) -> list[str]:
     return list(_entries(path))
 
 
-def start_tokens(path: Path) -> dict[str, int]:
-    """The token of each voice that begins the text.
-
-    Raises:
-        FileNotFoundError, ValueError: As of ``voice_names``.
-    """
-    return {name: int(entry["bos_token"]) for name, entry in _entries(path).items()}
-
-
-def load_voices(path: Path) -> dict[str, Voice]:
+def load_voices(path: Path) -> dict[str, SpeakerVoice]:
     """All voices of the file, on the CPU.
 
     Raises:
@@ -62,7 +62,7 @@ def load_voices(path: Path) -> dict[str, Voice]:
     voices = {}
     for name, entry in torch.load(path, weights_only=True, map_location="cpu").items():
         vector, mel = entry["cond"].float(), entry["ref_mel"].float()
-        voices[name] = Voice(
+        voices[name] = SpeakerVoice(
             int(entry["bos_token"]), vector.reshape(1, -1), mel.reshape(1, -1, mel.shape[-1])
         )
     return voices
@@ -74,15 +74,24 @@ def _entries(path: Path) -> dict[str, Any]:
             f"{path} is missing: it holds the voices; download the checkpoint again, or answer in text only"
         )
     try:
-        with zipfile.ZipFile(path) as archive:
-            (member,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
-            found = _Inert(BytesIO(archive.read(member))).load()
+        found = _read(path)
         names = ("bos_token", "cond", "ref_mel")
         if not found or not all(key in entry for entry in found.values() for key in names):
             raise ValueError(f"each voice needs {', '.join(names)}")
-    except (ValueError, TypeError, AttributeError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+    except _BROKEN as error:
         raise ValueError(f"{path} does not hold voices ({error}): download it again") from None
     return found
+
+
+def _read(path: Path) -> Any:
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            (member,) = (name for name in archive.namelist() if name.endswith("data.pkl"))
+            return _Inert(BytesIO(archive.read(member))).load()
+    # torch's older format.
+    import torch
+
+    return torch.load(path, weights_only=True, map_location="cpu")
 
 
 class _Inert(pickle.Unpickler):

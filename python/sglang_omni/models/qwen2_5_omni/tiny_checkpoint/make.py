@@ -17,8 +17,7 @@ from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.shape import OmniShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The published vocabulary's last ids, in its order; and two that stand for tokens of voices, whose published
-# ids are beyond the tokenizer's.
+# Of the published vocabulary's last ids, in its order.
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -149,6 +148,8 @@ def _quieten(model: Any, fields: dict[str, Any], tokenizer: WordTokenizer) -> No
     end = head[tokenizer.id("<|im_end|>")].clone()
     head[text_ids:] *= _UNREACHABLE
     head[tokenizer.id("<|im_end|>")] = end
+    if not fields["enable_audio_output"]:
+        return
     talker = fields["talker_config"]
     codes = model.talker.codec_head.weight
     for token in range(fields["token2wav_config"]["dit_config"]["num_embeds"], len(codes)):

@@ -3,53 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+
+def _option(default: int, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
 class OmniShape:
-    """The sizes of a checkpoint.
+    """The sizes of a checkpoint; each is an option of ``make-tiny-checkpoint``."""
 
-    Attributes:
-        vocab_size: Of the thinker, with the ids of speech behind those of the tokenizer.
-        layers, hidden, heads, kv_heads: The thinker's; ``hidden / heads`` is a head's size.
-        context: Longest prompt and answer, in tokens.
-        vision_depth: Layers of the vision encoder, of which every second sees whole frames.
-        audio_layers: Layers of the audio encoder.
-        talker_layers, talker_hidden, talker_heads, talker_head_dim: The talker's.
-        codes: The codec's codes.
-        dit_layers, dit_hidden, dit_heads: Of the codec's transformer, which makes mel frames.
-        block_size: Mel frames of a block.
-        mel_bins: Of a mel frame; a multiple of 16.
-        speaker_dim: Of a speaker's vector.
-        vocoder_dim: Channels of the vocoder; a multiple of 8.
-        talker: 0 for a model that only writes.
-        shard_kb: Size of a safetensors file.
-    """
-
-    vocab_size: int = 640
-    layers: int = 2
-    hidden: int = 64
-    heads: int = 4
-    kv_heads: int = 2
-    context: int = 32768
-    vision_depth: int = 3
-    audio_layers: int = 2
-    talker_layers: int = 2
-    talker_hidden: int = 48
-    talker_heads: int = 4
-    talker_head_dim: int = 16
-    codes: int = 96
-    dit_layers: int = 4
-    dit_hidden: int = 32
-    dit_heads: int = 2
-    block_size: int = 24
-    mel_bins: int = 16
-    speaker_dim: int = 12
-    vocoder_dim: int = 32
-    talker: int = 1
-    shard_kb: int = 600
+    vocab_size: int = _option(640, "tokens of the thinker's vocabulary, those of voices included")
+    layers: int = _option(2, "the thinker's layers")
+    hidden: int = _option(64, "the thinker's hidden size")
+    heads: int = _option(4, "the thinker's attention heads")
+    kv_heads: int = _option(2, "its key and value heads")
+    context: int = _option(32768, "longest prompt and answer, in tokens")
+    vision_depth: int = _option(3, "layers of the vision encoder, of which every second sees whole frames")
+    audio_layers: int = _option(2, "layers of the audio encoder")
+    talker_layers: int = _option(2, "the talker's layers")
+    talker_hidden: int = _option(48, "the talker's hidden size")
+    talker_heads: int = _option(4, "the talker's attention heads, an even number")
+    talker_head_dim: int = _option(16, "size of each of these")
+    codes: int = _option(96, "the codec's codes")
+    dit_layers: int = _option(4, "layers of the codec's transformer")
+    dit_hidden: int = _option(32, "its hidden size")
+    dit_heads: int = _option(2, "its attention heads")
+    block_size: int = _option(24, "mel frames of a block, an even number")
+    mel_bins: int = _option(16, "numbers of a mel frame, a multiple of 16")
+    speaker_dim: int = _option(12, "numbers of a speaker's vector")
+    vocoder_dim: int = _option(32, "channels of the vocoder, a multiple of 8")
+    talker: int = _option(1, "0 for a model that only writes")
+    shard_kb: int = _option(600, "size of a safetensors file")
 
     def config(self, ids: Mapping[str, int], first_speech_id: int) -> dict[str, Any]:
         """``config.json``.

@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from sglang_omni.command_line import CommandParser
+from sglang_omni.models.multimodal.tiny_folder import make_room
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.packages import install_line
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
             raise ValueError(f"seed must be at least 0, got {seed}")
         _check_installed()
         shape = TinyShape(**{**chosen, "deepstack": tuple(chosen["deepstack"])})
-        _make_room(directory, overwrite=overwrite)
+        make_room(directory, overwrite=overwrite)
         make_tiny_checkpoint(directory, seed, shape)
     except (ValueError, OSError) as exc:
         print(exc, file=sys.stderr)
@@ -75,18 +76,3 @@ def _check_installed() -> None:
             f"a checkpoint's tokenizer is made with {exc.name}, not installed here:\n"
             f"  {install_line('serve')}"
         ) from exc
-
-
-def _make_room(directory: Path, *, overwrite: bool) -> None:
-    """Removes the weights of an earlier checkpoint, whose other shards loaders would read too.
-
-    Raises:
-        FileExistsError: There is a checkpoint, and ``overwrite`` is false.
-    """
-    weights = sorted([*directory.glob("*.safetensors"), *directory.glob("*.safetensors.index.json")])
-    if weights and not overwrite:
-        raise FileExistsError(
-            f"{directory} holds a checkpoint already, {weights[0].name}: give another one, or --overwrite"
-        )
-    for file in weights:
-        file.unlink()
