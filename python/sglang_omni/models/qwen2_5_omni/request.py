@@ -16,6 +16,8 @@ from sglang_omni.proto import OmniRequest, RequestError
 # Defaults of transformers' ``generate`` for this model.
 DEFAULT_SPEAKER = "chelsie"
 THINKER_MAX_NEW_TOKENS = 1024
+# Codes of a speech that is decoded at once (30 s): its attention takes memory by the square of their number.
+REFERENCE_CODES = 1500
 _TALKER_DEFAULTS: dict[str, Any] = {
     "temperature": 0.9,
     "top_k": 40,
@@ -120,5 +122,12 @@ def check_params(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, *, has_
             code="unsupported_value",
         )
     voice_of(request, checkpoint)
-    talker_sampling(request, checkpoint)
-    wave_options(request)
+    most = talker_sampling(request, checkpoint).max_new_tokens
+    assert most is not None, "the defaults set it"
+    if wave_options(request).chunking == "reference" and most > REFERENCE_CODES:
+        raise RequestError(
+            f"stage_params.code2wav.chunking 'reference' decodes a speech at once, of {REFERENCE_CODES} "
+            f"codes at most: set talker_max_new_tokens to that or less, it is {most}",
+            param="talker_max_new_tokens",
+            code="invalid_value",
+        )

@@ -110,7 +110,7 @@ class _Flow:
         self._given = linear(given, projection.weight[:, bins:], projection.bias)
         places = torch.arange(frames, device=codes.device)
         self._rotary = module.rotary_embed(texts, places.unsqueeze(0))
-        blocks = places // module.block_size
+        blocks = (places // module.block_size).int()
         self._blocks = (blocks.unsqueeze(0) - blocks.unsqueeze(1)).view(1, 1, frames, frames)
 
     def __call__(self, time: Tensor, mel: Tensor) -> Tensor:
