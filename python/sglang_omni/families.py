@@ -91,6 +91,18 @@ FAMILIES = (
         packages=((install_line("serve"), (*_TORCH, *_MEDIA, "PIL")),),
     ),
     Family(
+        name="qwen2_5_omni",
+        config=f"{_MODELS}.qwen2_5_omni.config:default_config",
+        model_types=("qwen2_5_omni",),
+        tasks=("chat", "completion"),
+        takes=("text", "image", "audio", "video"),
+        gives=("text", "audio"),
+        engines=("omni", "sglang"),
+        maker=f"{_MODELS}.qwen2_5_omni.tiny_checkpoint.make:make",
+        proved_against="transformers' Qwen2_5Omni: tokens, codes, samples",
+        packages=((install_line("serve"), (*_TORCH, *_MEDIA, "PIL")),),
+    ),
+    Family(
         name="fish_s2_pro",
         config=f"{_MODELS}.fish_s2_pro.config:default_config",
         architectures=("FishQwen3OmniForCausalLM",),

@@ -27,7 +27,7 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
-from sglang_omni.models.qwen3_omni.components.packed_attention import packed_attention
+from sglang_omni.models.multimodal.packed_attention import packed_attention
 
 # The encoders' ``attn_implementation``. With "flash" in the name, transformers would look for a package.
 PACKED_ATTENTION = "sglang_omni_packed"

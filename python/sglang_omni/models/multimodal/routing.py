@@ -1,10 +1,10 @@
-"""Routing of requests between the stages of Qwen3-Omni, by functions that the config names by dotted path."""
+"""Routing of requests between the stages of models that may speak; configs name it by dotted path."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt, TalkerInput
+from sglang_omni.models.multimodal.payloads import MediaShape, Prompt, TalkerInput
 from sglang_omni.preprocessing.request import answers_in_speech
 from sglang_omni.proto import OmniRequest, StagePayload
 

@@ -50,29 +50,41 @@ class _Segments(NamedTuple):
     varlen: Varlen | None
 
 
-_current: ContextVar[_Segments] = ContextVar("segments")
+# Of each kind of layers; those whose attention has no ``segmentation`` are of kind 0.
+_current: ContextVar[tuple[_Segments, ...]] = ContextVar("segments")
 
 
 @contextmanager
-def segments(lengths: Sequence[int], device: str, varlen: Varlen | None) -> Iterator[Tensor]:
+def segments(
+    lengths: Sequence[int], device: str, varlen: Varlen | None, *others: Sequence[int]
+) -> Iterator[Tensor]:
     """Has the encoders' attention stay within segments of these lengths, in this thread.
+
+    Args:
+        lengths: Of the segments.
+        others: Of the segments of modules whose ``segmentation`` is 1, 2, ...; each sums up to as many rows.
 
     Yields:
         ``cu_seqlens`` for transformers: (2,) int32 on the host. To it all rows are one segment.
     """
-    ends = list(accumulate(lengths))
+    token = _current.set(tuple(_segments_of(each, device, varlen) for each in (lengths, *others)))
+    try:
+        yield torch.tensor([0, sum(lengths)], dtype=torch.int32)
+    finally:
+        _current.reset(token)
+
+
+def _segments_of(lengths: Sequence[int], device: str, varlen: Varlen | None) -> _Segments:
     runs = []
     start = 0
     for length, equal in groupby(lengths):
         count = len(list(equal))
         runs.append((start, count, length))
         start += count * length
-    bounds = None if varlen is None else torch.tensor([0, *ends], dtype=torch.int32).to(device)
-    token = _current.set(_Segments(runs, bounds, max(lengths), varlen))
-    try:
-        yield torch.tensor([0, ends[-1]], dtype=torch.int32)
-    finally:
-        _current.reset(token)
+    bounds = None
+    if varlen is not None:
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device)
+    return _Segments(runs, bounds, max(lengths), varlen)
 
 
 def packed_attention(
@@ -86,7 +98,7 @@ def packed_attention(
     Returns:
         (1, T, heads, d), and no weights.
     """
-    here = _current.get()
+    here = _current.get()[getattr(module, "segmentation", 0)]
     rows = [part[0].transpose(0, 1) for part in (query, key, value)]
     if here.varlen is not None and here.bounds is not None:
         bounds, longest = here.bounds, here.longest

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.media import ThinkerState
-from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
-from sglang_omni.models.qwen3_omni.payloads import MediaShape, ThinkerInput, VisualOutput
+from sglang_omni.models.multimodal.payloads import MediaShape, ThinkerInput, VisualOutput
+from sglang_omni.models.multimodal.positions import MediaTokens
 from sglang_omni.proto import StagePayload
 
 # Rows of waiting and running requests that may lie joined on the thinker's GPU; more are joined on the host.
@@ -39,7 +39,7 @@ class MediaJoin:
         device: Where the thinker computes.
     """
 
-    def __init__(self, tokens: TokenIds, device: str = "cpu") -> None:
+    def __init__(self, tokens: MediaTokens, device: str = "cpu") -> None:
         self._tokens = tokens
         self._is_on_gpu = torch.device(device).type == "cuda"
         # Whose rows on the GPU are copies, and not what an encoder has lent.
