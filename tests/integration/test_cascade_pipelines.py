@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,25 +17,20 @@ import psutil
 import pytest
 from own_pipelines import ROOT, served
 from processes import is_alive
+from spoken_cascade import LETTER
 from tiny_checkpoints import TinyCheckpoint, with_tokenizer
 from waiting import until
 
 from sglang_omni.client.audio import decode_pcm
 from sglang_omni.client.samples import encode_wav
 
-TOY = ROOT / "examples/toy_tts"
-# Samples of a letter that the toy speaks.
-LETTER = 1280
-
 
 @pytest.fixture(scope="module")
 def folder(tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cascade")
     with_tokenizer(tiny_checkpoint("llama"), path / "llama", do_sample=False)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'python'}{os.pathsep}{TOY}"}
-    command = [sys.executable, str(TOY / "make_checkpoint.py"), str(path / "toy")]
-    subprocess.run(command, env=environment, check=True, timeout=120)
     listen = {"name": "listen", "process": "main", "factory": "spoken_cascade.load_ears", "terminal": True}
+    speak = {"name": "speak", "process": "main", "factory": "spoken_cascade.load_voice", "terminal": True}
     config = {
         "config_cls": "sglang_omni.cascade.config.CascadePipelineConfig",
         "model_path": "llama",
@@ -46,7 +38,11 @@ def folder(tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pyt
             "pipeline": {"model_path": "none", "serves": {"tasks": ["transcription"]}, "stages": [listen]}
         },
         "tts": {
-            "pipeline": {"config_cls": "toy_tts.config.ToyTTSPipelineConfig", "model_path": str(path / "toy")}
+            "pipeline": {
+                "model_path": "none",
+                "serves": {"tasks": ["speech"], "voices": ["toy"]},
+                "stages": [speak],
+            }
         },
     }
     (path / "spoken.json").write_text(json.dumps(config))
@@ -55,7 +51,7 @@ def folder(tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pyt
 
 @pytest.fixture(scope="module")
 def api(folder: Path) -> Iterator[httpx.Client]:
-    sources = (ROOT / "python", TOY, Path(__file__).parent)
+    sources = (ROOT / "python", Path(__file__).parent)
     with (
         served(folder, "--config", "spoken.json", import_from=sources) as url,
         httpx.Client(base_url=url, timeout=120) as client,
@@ -99,10 +95,11 @@ def test_it_hears_answers_and_speaks(
     written = " ".join(f"t{token}" for token in tiny_checkpoint("llama").greedy([1, 5, 11, 2], 8))
     message = whole["choices"][0]["message"]
     assert message["content"] == message["audio"]["transcript"] == written
-    spoken = base64.b64decode(message["audio"]["data"])
-    assert len(spoken) == 2 * LETTER * len(written)
+    spoken = decode_pcm(base64.b64decode(message["audio"]["data"]))
+    tones = np.array([ord(letter) / 256 for letter in written], np.float32)
+    np.testing.assert_array_equal(spoken, np.repeat(tones, LETTER))
     alone = api.post("/v1/audio/speech", json={"input": written, "voice": "toy", "response_format": "pcm"})
-    assert np.abs(decode_pcm(spoken) - decode_pcm(alone.content)).max() < 1e-3
+    np.testing.assert_array_equal(decode_pcm(alone.content), spoken)
 
 
 def test_many_at_once_are_answered_as_alone(api: httpx.Client) -> None:

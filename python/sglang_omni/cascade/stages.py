@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.cascade.connection import PartConnection
@@ -68,6 +70,9 @@ def create_speak(*, part: Mapping[str, Any]) -> AsyncScheduler:
     from sglang_omni.cascade.speaking import RemoteSpeaking
 
     thread, connection = _connected("tts", part)
+    if connection.config.url is None and find_spec("torch") is not None:
+        # A pipeline's sound may be tensors. Without this, the first one would bring torch, and wait for it.
+        import_module("torch")
     return _scheduler(RemoteSpeaking(connection).speak, thread, connection)
 
 
