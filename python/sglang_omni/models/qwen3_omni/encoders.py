@@ -78,7 +78,7 @@ def create_audio_encoder(
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     config = checkpoint.thinker_config["audio_config"]
-    encoder = AudioEncoder(checkpoint.path, config, *_placement(dtype, gpu_id))
+    encoder = AudioEncoder.from_checkpoint(checkpoint.path, config, *_placement(dtype, gpu_id))
 
     def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
         audios = [AudioOutput(embeds=rows) for (rows,) in request.outputs]

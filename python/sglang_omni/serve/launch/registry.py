@@ -25,6 +25,7 @@ _OWNER = "sgl-omni itself"
 _TEXT = "sglang_omni.models.text.config:default_config"
 _OWN = {
     "qwen3_omni_moe": "sglang_omni.models.qwen3_omni.config:default_config",
+    "qwen3_asr": "sglang_omni.models.qwen3_asr.config:default_config",
     "whisper": "sglang_omni.models.whisper.config:default_config",
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe"), _TEXT),
 }
