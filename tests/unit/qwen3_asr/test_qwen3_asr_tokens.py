@@ -1,4 +1,4 @@
-"""Qwen3-ASR's transcripts, token for token those of transformers' ``generate``, in both layouts and engines."""
+"""Qwen3-ASR token for token as transformers' ``generate``, in both layouts and on both engines."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def told(answer: Transcribed) -> list[list[int]]:
 def test_eight_recordings_at_once(twins: Qwen3ASRTwins) -> None:
     """Recordings of one to three pieces, all in one batch, and one after the other."""
     expected = [twins.expected(sound, language="en") for sound in SOUNDS]
-    assert len({token for pieces in expected for piece in pieces for token in piece}) > 30
+    assert len({token for pieces in expected for piece in pieces for token in piece}) > 15
     answers = twins.ours(SOUNDS, language="en")
     assert [told(answer) for answer in answers] == expected
     for answer, seconds in zip(answers, LENGTHS, strict=True):

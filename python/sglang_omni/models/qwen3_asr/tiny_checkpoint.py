@@ -30,7 +30,8 @@ _TOKEN_STD, _HEARD_GAIN, _GAIN = 0.1, 3.0, 1.5
 _CHAT_TEMPLATE = """\
 {%- set ns = namespace(system='', user='') -%}
 {%- for message in messages -%}
-{%- for part in ([{'type': 'text', 'text': message.content}] if message.content is string else message.content) -%}
+{%- set content = message.content -%}
+{%- for part in ([{'type': 'text', 'text': content}] if content is string else content) -%}
 {%- if message.role == 'system' -%}{%- set ns.system = ns.system + part.text -%}
 {%- elif part.type == 'audio' -%}{%- set ns.user = ns.user + '<|audio_start|><|audio_pad|><|audio_end|>' -%}
 {%- endif -%}
