@@ -52,7 +52,7 @@ def run(bench: Bench) -> None:
         audio = _AUDIO if bench.on_gpu else _SMALL_AUDIO
         module = _random(Qwen3OmniMoeAudioEncoder, Qwen3OmniMoeAudioEncoderConfig(**audio))
         _write(module, "thinker.audio_tower.", Path(folder), dtype)
-        ears = AudioEncoder(folder, audio, dtype, bench.device)
+        ears = AudioEncoder.from_checkpoint(folder, audio, dtype, bench.device)
         for seconds in (2, 30):
             mel = torch.randn(128, 100 * seconds)
             clip: Any = {"key": b"", "input_features": mel, "window_frames": min(100 * seconds, 200)}

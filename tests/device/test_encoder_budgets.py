@@ -97,7 +97,7 @@ def encoded(kind: str, dtype: torch.dtype) -> tuple[Step, list[Any]]:
             encoder = vision.VisionEncoder("", VISION, dtype, DEVICE)
             items, rows = [visual(*grid) for grid in VISUALS], sum(t * h * w for t, h, w in VISUALS)
         else:
-            encoder = audio.AudioEncoder("", AUDIO, dtype, DEVICE)
+            encoder = audio.AudioEncoder.from_checkpoint("", AUDIO, dtype, DEVICE)
             items, rows = [clip(frames) for frames in CLIPS], 13 * 10 + 13 * 2 + 8
         # The one number that is read, on the host: how many rows transformers should split off.
         with Step(rows) as step:

@@ -1,4 +1,4 @@
-"""Whisper through ``sgl-omni serve`` and OpenAI's client: formats, streams, batches, aborts, refusals."""
+"""Whisper and Qwen3-ASR through ``sgl-omni serve`` and OpenAI's client: formats, streams, batches, aborts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ import pytest
 from fleet import Fleet, wait_until
 from transcription_runs import recording, tones
 
+from sglang_omni.models.qwen3_asr.tiny_checkpoint import make as make_qwen3_asr
 from sglang_omni.models.whisper.tiny_checkpoint import make
 
 SOUNDS = [tones(seed, 1.5 + seed) for seed in range(8)]
@@ -149,3 +151,38 @@ def test_what_is_no_recording(client: openai.OpenAI) -> None:
     assert quiet.text == ""
     with pytest.raises(openai.BadRequestError, match="chat"):
         client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hi"}])
+
+
+def test_qwen3_asr(tmp_path: Path) -> None:
+    """What is its own: one segment a piece of the recording, and no translation."""
+    path = make_qwen3_asr(tmp_path / "tiny-qwen3-asr", seed=1)
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "config_cls: sglang_omni.models.qwen3_asr.config.Qwen3ASRPipelineConfig\n"
+        f"model_path: {path}\n"
+        "runtime_overrides: {transcribe: {piece_seconds: 3.0}}\n"
+    )
+    server = Fleet.launch(tmp_path / "log", "--config", str(config))
+    try:
+        client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=180)
+        options = {"language": "en", "response_format": "verbose_json"}
+        alone = [transcribe(client, index, **options).to_dict() for index in range(8)]
+        assert [len(answer["segments"]) for answer in alone[:3]] == [1, 1, 2]
+        assert (alone[5]["language"], alone[5]["segments"][-1]["end"]) == ("english", 6.5)
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(lambda index: transcribe(client, index, **options).to_dict(), range(8)))
+        assert together == alone
+        assert transcribe(client, 5, language="en", response_format="srt").count(" --> ") == len(
+            alone[5]["segments"]
+        )
+        for response_format in ("json", "verbose_json"):
+            events = list(transcribe(client, 5, language="en", response_format=response_format, stream=True))
+            deltas = [event.delta for event in events[:-1]]
+            assert "".join(deltas) == events[-1].text == alone[5]["text"]
+            assert len(deltas) > 10
+        with pytest.raises(openai.BadRequestError, match="translation"):
+            client.audio.translations.create(model=client.models.list().data[0].id, file=FILES[0])
+        with pytest.raises(openai.BadRequestError, match="did you mean 'English'"):
+            transcribe(client, 0, language="englich")
+    finally:
+        server.stop()

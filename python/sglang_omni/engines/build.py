@@ -136,7 +136,7 @@ def _build_runner(
 ) -> ModelRunner:
     if spec.strategy is not None:
         return FeedbackARModelRunner(model, cache, spec.strategy, spec.suppress_token_ids, decode)
-    if spec.config.mrope_section is not None:
+    if spec.takes_media or spec.config.mrope_section is not None:
         from sglang_omni.model_runner.thinker_runner import ThinkerModelRunner
 
         return ThinkerModelRunner(

@@ -113,6 +113,7 @@ class DecoderSpec:
         strategy: For models whose input rows are not embeddings of their tokens.
         suppress_token_ids: Tokens that are never chosen.
         open_checkpoint: Reads checkpoints whose tensors have other names or layouts.
+        takes_media: Whether prompts may have rows of media; always so for positions on three axes.
     """
 
     model_path: Path
@@ -124,6 +125,7 @@ class DecoderSpec:
     strategy: FeedbackStrategy | None = None
     suppress_token_ids: tuple[int, ...] = ()
     open_checkpoint: OpenCheckpoint = Checkpoint
+    takes_media: bool = False
 
     @classmethod
     def from_dir(cls, model_path: str | Path) -> DecoderSpec:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from transcription_runs import RATE, recording, tones
 
+from sglang_omni.models.transcription.mel import MelFilters
 from sglang_omni.models.transcription.recording import SoundReader
 from sglang_omni.models.whisper.components.checkpoint import WhisperCheckpoint
 from sglang_omni.models.whisper.components.decoder_cache import DecoderCache
-from sglang_omni.models.whisper.components.log_mel import MelFilters, MelReader
+from sglang_omni.models.whisper.components.log_mel import MelReader
 from sglang_omni.models.whisper.components.rules import DecodingRules
 from sglang_omni.models.whisper.components.segments import cut_window
 from sglang_omni.proto import RequestError
@@ -20,7 +21,7 @@ from sglang_omni.proto import RequestError
 
 def reader(samples: np.ndarray, bands: int = 80, frames: int = 300, **limits) -> MelReader:
     limits = {"max_seconds": 600.0, "decode_seconds": 60.0, **limits}
-    return MelReader(SoundReader(recording(samples), sample_rate=RATE, **limits), MelFilters(bands), frames)
+    return MelReader(SoundReader(recording(samples), **limits), MelFilters(bands), frames)
 
 
 @pytest.mark.parametrize("bands", [80, 128])

@@ -76,7 +76,7 @@ def create_audio_encoder(
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     config = checkpoint.thinker_config["audio_config"]
-    encoder = AudioEncoder(checkpoint.path, config, *torch_placement(dtype, gpu_id))
+    encoder = AudioEncoder.from_checkpoint(checkpoint.path, config, *torch_placement(dtype, gpu_id))
 
     return encoder_scheduler(
         encoder, "audios", audio_outputs, cache_bytes, max_batch_frames, num_threads, tiny_clip(config)

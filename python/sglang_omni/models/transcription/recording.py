@@ -12,13 +12,15 @@ from sglang_omni.preprocessing.deadline import Deadline
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Hz. All models of speech here hear at this rate.
+SAMPLE_RATE = 16_000
+
 
 class SoundReader:
     """Reads a recording from its beginning to its end; what has been read is not kept.
 
     Args:
-        data: The encoded file.
-        sample_rate: Hz, of the samples that are read.
+        data: The encoded file. It is read at ``SAMPLE_RATE``.
         max_seconds: The longest recording that is accepted.
         decode_seconds: The most time that one ``read`` may take.
         min_seconds: The shortest recording that is accepted.
@@ -32,17 +34,15 @@ class SoundReader:
         self,
         data: bytes,
         *,
-        sample_rate: int,
         max_seconds: float,
         decode_seconds: float,
         min_seconds: float = 0.05,
     ) -> None:
         self._decode_seconds = decode_seconds
-        self._sample_rate = sample_rate
         self._blocks = decode_blocks(
             data,
             param="file",
-            sample_rate=sample_rate,
+            sample_rate=SAMPLE_RATE,
             max_seconds=max_seconds,
             min_seconds=min_seconds,
             check=self._check,
@@ -53,7 +53,7 @@ class SoundReader:
     @property
     def seconds(self) -> float:
         """The length of what has been read: of the whole recording once it has ended."""
-        return self.num_samples / self._sample_rate
+        return self.num_samples / SAMPLE_RATE
 
     def read(self, count: int) -> NDArray[np.float32]:
         """At least ``count`` samples in [-1, 1], shape (n,); fewer at the end of the recording.

@@ -63,7 +63,7 @@ def create_transcribe(
     import torch
 
     from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.whisper.components.log_mel import MelFilters
+    from sglang_omni.models.transcription.mel import MelFilters
     from sglang_omni.models.whisper.components.steps import WhisperModel
     from sglang_omni.models.whisper.transcribe import WhisperLimits, WhisperSession
     from sglang_omni.preprocessing.text import load_tokenizer

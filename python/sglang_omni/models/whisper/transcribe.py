@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow
 from sglang_omni.models.transcription.growing_text import GrowingText
+from sglang_omni.models.transcription.mel import MelFilters
 from sglang_omni.models.transcription.recording import SoundReader
-from sglang_omni.models.whisper.components.checkpoint import SAMPLE_RATE, WhisperCheckpoint
-from sglang_omni.models.whisper.components.log_mel import HeardWindow, MelFilters, MelReader
+from sglang_omni.models.whisper.components.checkpoint import WhisperCheckpoint
+from sglang_omni.models.whisper.components.log_mel import HeardWindow, MelReader
 from sglang_omni.models.whisper.components.segments import SECONDS_PER_FRAME, cut_window, pairs
 from sglang_omni.models.whisper.components.steps import (
     Beginning,
@@ -110,7 +111,6 @@ class WhisperSession(StreamSession):
         data: WhisperInput = payload.data
         sound = SoundReader(
             bytes(data["audio"]),
-            sample_rate=SAMPLE_RATE,
             max_seconds=self._limits.seconds,
             decode_seconds=self._limits.decode_seconds,
         )

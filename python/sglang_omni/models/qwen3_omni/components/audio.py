@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,37 +20,47 @@ from sglang_omni.models.qwen3_omni.positions import convolved
 _PREFIX = "thinker.audio_tower."
 
 
+def audio_tower(config: Mapping[str, Any]) -> Any:
+    """transformers' ``Qwen3OmniMoeAudioEncoder`` without its weights, for a checkpoint's ``audio_config``."""
+    from sglang_omni.models.qwen3_omni.components.reference import (
+        PACKED_ATTENTION,
+        Qwen3OmniMoeAudioEncoder,
+        Qwen3OmniMoeAudioEncoderConfig,
+    )
+
+    settings = {**config, "attn_implementation": PACKED_ATTENTION}
+    return Qwen3OmniMoeAudioEncoder(Qwen3OmniMoeAudioEncoderConfig(**settings))
+
+
 class AudioEncoder:
-    """transformers' ``Qwen3OmniMoeAudioEncoder`` for batches of clips; costs are in mel frames.
+    """An audio tower for batches of clips; costs are in mel frames.
 
     A clip's output, (m, H), are the input rows of its placeholders. A batch has only clips with equal
     ``AudioInput.window_frames``, the length to which their pieces are padded.
+
+    Args:
+        model: An ``audio_tower`` with its weights, in ``dtype`` on ``device``.
     """
 
-    def __init__(
-        self, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
-    ) -> None:
-        """
-        Args:
-            config: ``audio_config`` of ``thinker_config``.
-        """
-        from sglang_omni.models.qwen3_omni.components.reference import (
-            PACKED_ATTENTION,
-            Qwen3OmniMoeAudioEncoder,
-            Qwen3OmniMoeAudioEncoderConfig,
-        )
-
-        settings = {**config, "attn_implementation": PACKED_ATTENTION}
-
-        def build() -> Qwen3OmniMoeAudioEncoder:
-            return Qwen3OmniMoeAudioEncoder(Qwen3OmniMoeAudioEncoderConfig(**settings))
-
-        self._model = load_component(model_path, _PREFIX, build, dtype, device)
+    def __init__(self, model: Any, dtype: torch.dtype, device: str = "cpu") -> None:
+        self._model = model
         self._dtype = dtype
         self._device = device
         self._piece = 2 * self._model.n_window
         heads, hidden = self._model.config.encoder_attention_heads, self._model.config.d_model
         self._varlen = load_varlen(device, dtype, heads, hidden // heads)
+
+    @classmethod
+    def from_checkpoint(
+        cls, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
+    ) -> Self:
+        """Qwen3-Omni's.
+
+        Args:
+            config: ``audio_config`` of ``thinker_config``.
+        """
+        model = load_component(model_path, _PREFIX, lambda: audio_tower(config), dtype, device)
+        return cls(model, dtype, device)
 
     def info(self, item: AudioInput) -> ItemInfo:
         return ItemInfo(item["key"], cost=item["input_features"].shape[1], group=item["window_frames"])

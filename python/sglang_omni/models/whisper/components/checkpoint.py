@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from sglang_omni.preprocessing.languages import language_code
 
-SAMPLE_RATE = 16_000
 # A position of the encoder, and a step of the timestamps, is two frames of the spectrogram.
 FRAMES_PER_POSITION = 2
 # As the authors' own program decides that a window has no speech.
