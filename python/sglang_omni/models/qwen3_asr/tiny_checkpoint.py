@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
-
+from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen3_asr.components.answer import TEXT_MARK
-from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
-from sglang_omni.models.qwen3_omni.components.audio import audio_tower
-from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer, write_json
+
+if TYPE_CHECKING:
+    import torch
 
 _SPECIAL = (
     "<|endoftext|>",
@@ -91,7 +87,9 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
 
 def _write_tokenizer(directory: Path, tiny: TinyQwen3ASRShape) -> dict[str, int]:
     """Returns the ids of all tokens."""
-    words = TinyTokenizer(tiny.text_tokens)
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    words = WordTokenizer(tiny.text_tokens, (), "", {})
     tokenizer = Tokenizer(models.BPE(words.vocab, [tuple(pair) for pair in words.merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -170,6 +168,12 @@ def _write_configs(directory: Path, tiny: TinyQwen3ASRShape, ids: dict[str, int]
 
 
 def _write_weights(directory: Path, tiny: TinyQwen3ASRShape, vocab_size: int, seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
+    from sglang_omni.models.qwen3_omni.components.audio import audio_tower
+
     checkpoint = Qwen3ASRCheckpoint.from_dir(directory)
     generator = torch.Generator().manual_seed(seed)
     tensors = {
@@ -203,7 +207,9 @@ def _decoder_shapes(tiny: TinyQwen3ASRShape, vocab_size: int) -> Iterator[tuple[
             yield f"layers.{layer}.{name}.weight", shape
 
 
-def _weight(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+def _weight(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    import torch
+
     drawn = torch.randn(shape, generator=generator)
     if "norm" in name or name.startswith("ln_post"):
         return 1.0 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor, nn
-
-from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer, write_json
+from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.whisper.components.checkpoint import FRAMES_PER_POSITION, WhisperCheckpoint
-from sglang_omni.models.whisper.components.networks import WhisperDecoder, WhisperEncoder
+
+if TYPE_CHECKING:
+    import torch
 
 _FRAMES_PER_SECOND = 100
 _LANGUAGES = ("en", "zh", "de", "es", "fr", "ja")
@@ -77,7 +74,9 @@ def _special_tokens(tiny: TinyWhisperShape) -> list[str]:
 
 
 def _write_tokenizer(directory: Path, tiny: TinyWhisperShape, special: list[str]) -> int:
-    words = TinyTokenizer(tiny.text_tokens)
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    words = WordTokenizer(tiny.text_tokens, (), "", {})
     tokenizer = Tokenizer(models.BPE(words.vocab, [tuple(pair) for pair in words.merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -148,17 +147,24 @@ def _write_configs(directory: Path, tiny: TinyWhisperShape, ids: dict[str, int],
 
 
 def _write_weights(directory: Path, seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from sglang_omni.models.whisper.components.networks import WhisperDecoder, WhisperEncoder
+
     shape = WhisperCheckpoint.from_dir(directory).shape
     generator = torch.Generator().manual_seed(seed)
-    tensors: dict[str, Tensor] = {}
-    parts: dict[str, nn.Module] = {"encoder": WhisperEncoder(shape), "decoder": WhisperDecoder(shape)}
+    tensors: dict[str, torch.Tensor] = {}
+    parts: dict[str, torch.nn.Module] = {"encoder": WhisperEncoder(shape), "decoder": WhisperDecoder(shape)}
     for part, module in parts.items():
         for name, parameter in module.named_parameters():
             tensors[f"model.{part}.{name}"] = _weight(name, parameter.shape, generator)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _weight(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+def _weight(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    import torch
+
     drawn = torch.randn(shape, generator=generator)
     if "norm" in name:
         return 1.0 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
