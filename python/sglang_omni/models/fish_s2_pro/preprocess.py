@@ -28,7 +28,7 @@ _VOICE_PARAMS = ("voice", "ref_audio", "ref_text")
 
 
 @dataclass(frozen=True)
-class SpeechLimits:
+class FishSpeechLimits:
     """Limits of a request, and how its text is cut.
 
     Attributes:
@@ -66,7 +66,7 @@ class FishS2Preprocessor:
         *,
         sample_rate: int,
         frame_length: int,
-        limits: SpeechLimits | None = None,
+        limits: FishSpeechLimits | None = None,
         voices: Mapping[str, NamedVoice] | None = None,
         allowed_media_hosts: Collection[str] = (),
     ) -> None:
@@ -75,7 +75,7 @@ class FishS2Preprocessor:
         self._most = checkpoint.slow.max_position_embeddings
         self._sample_rate = sample_rate
         self._frame_length = frame_length
-        self._limits = limits or SpeechLimits()
+        self._limits = limits or FishSpeechLimits()
         self._voices = voices or {}
         self._allowed_media_hosts = frozenset(allowed_media_hosts)
 

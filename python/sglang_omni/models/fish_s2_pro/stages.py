@@ -47,7 +47,7 @@ def create_preprocess(
     """
     from sglang_omni.models.fish_s2_pro.components.codec import SAMPLE_RATE
     from sglang_omni.models.fish_s2_pro.components.codec_weights import frame_length
-    from sglang_omni.models.fish_s2_pro.preprocess import FishS2Preprocessor, SpeechLimits
+    from sglang_omni.models.fish_s2_pro.preprocess import FishS2Preprocessor, FishSpeechLimits
     from sglang_omni.models.fish_s2_pro.voices import find_voices
     from sglang_omni.preprocessing.text import load_tokenizer
 
@@ -56,7 +56,7 @@ def create_preprocess(
         load_tokenizer(model_path),
         sample_rate=SAMPLE_RATE,
         frame_length=frame_length(model_path),
-        limits=SpeechLimits(
+        limits=FishSpeechLimits(
             max_speech_chars, passage_bytes, max_voice_seconds, max_voice_bytes, max_decode_seconds
         ),
         voices=find_voices(voices_dir) if voices_dir else None,

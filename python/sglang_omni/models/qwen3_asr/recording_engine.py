@@ -32,9 +32,12 @@ _TOKENS_PER_SECOND, _SPARE_TOKENS = 16, 64
 class ReadyPiece(Protocol):
     """A piece with its features; ``start`` and ``end`` are seconds of the recording."""
 
-    start: float
-    end: float
-    item: Any
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+    @property
+    def item(self) -> Any: ...
 
 
 @dataclass(eq=False, slots=True)

@@ -22,7 +22,7 @@ from sglang_omni.models.whisper.components.steps import (
     Hearing,
     LanguageGuess,
     NextToken,
-    Reading,
+    WindowReading,
     WhisperModel,
 )
 from sglang_omni.models.whisper.preprocess import WhisperInput
@@ -120,7 +120,7 @@ class WhisperSession(StreamSession):
         language, at = data["language"], 0
         while True:
             heard: Future[HeardWindow] = self._readers.submit(reader.window, at)
-            yield Reading(heard)
+            yield WindowReading(heard)
             window = heard.result()
             if window.num_frames == 0:
                 break
@@ -135,7 +135,7 @@ class WhisperSession(StreamSession):
                 yield guess
                 language = guess.language
             at += yield from self._window(data, language, at, window.num_frames)
-            yield Reading(ahead)
+            yield WindowReading(ahead)
             ahead.result()
         last = self._text.finish()
         if last:

@@ -20,7 +20,7 @@ from sglang_omni.models.whisper.components.rules import Allowed, DecodingRules
 from sglang_omni.scheduling.stream_scheduler import BatchItem
 
 
-class Reading(BatchItem):
+class WindowReading(BatchItem):
     """A wait for a window that a thread decodes. The windows of several requests are decoded together."""
 
     def __init__(self, window: Future[Any]) -> None:
@@ -118,7 +118,7 @@ class WhisperModel:
     def compute(self, items: Sequence[Any]) -> None:
         """Does a batch: items of one class, one for a slot."""
         match items[0]:
-            case Reading():
+            case WindowReading():
                 wait([item.window for item in items])
             case Hearing():
                 self._hear(items)
