@@ -69,7 +69,7 @@ FAMILIES = (
         takes=("text", "audio"),
         gives=("text", "audio"),
         engines=("omni", "sglang"),
-        proved_against="transformers' SmolLM2: tokens",
+        proved_against="transformers 5.19 SmolLM2: tokens",
         packages=(
             (
                 install_line("demo"),
@@ -87,7 +87,7 @@ FAMILIES = (
         gives=("text", "audio"),
         engines=("omni", "sglang"),
         maker=f"{_MODELS}.qwen3_omni.tiny_checkpoint.maker:make",
-        proved_against="transformers' Qwen3OmniMoe: tokens, codes, samples",
+        proved_against="transformers 5.19 Qwen3OmniMoe: tokens, codes, samples",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA, "PIL")),),
     ),
     Family(
@@ -109,7 +109,7 @@ FAMILIES = (
         gives=("text",),
         engines=("omni", "sglang"),
         maker=f"{_MODELS}.text.tiny_checkpoint:make",
-        proved_against="transformers' classes of each: tokens",
+        proved_against="transformers 5.19 classes of each: tokens",
         packages=_SERVE,
     ),
 )
