@@ -69,7 +69,7 @@ FAMILIES = (
         takes=("text", "audio"),
         gives=("text", "audio"),
         engines=("omni", "sglang"),
-        proved_against="transformers' SmolLM2: tokens",
+        proved_against="transformers 5.19 SmolLM2: tokens",
         packages=(
             (
                 install_line("demo"),
@@ -87,7 +87,7 @@ FAMILIES = (
         gives=("text", "audio"),
         engines=("omni", "sglang"),
         maker=f"{_MODELS}.qwen3_omni.tiny_checkpoint.maker:make",
-        proved_against="transformers' Qwen3OmniMoe: tokens, codes, samples",
+        proved_against="transformers 5.19 Qwen3OmniMoe: tokens, codes, samples",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA, "PIL")),),
     ),
     Family(
@@ -99,7 +99,7 @@ FAMILIES = (
         gives=("text", "audio"),
         engines=("omni", "sglang"),
         maker=f"{_MODELS}.qwen2_5_omni.tiny_checkpoint.make:make",
-        proved_against="transformers' Qwen2_5Omni: tokens, codes, samples",
+        proved_against="transformers 5.19 Qwen2_5Omni: tokens, codes, samples",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA, "PIL")),),
     ),
     Family(
@@ -125,7 +125,7 @@ FAMILIES = (
         gives=("audio",),
         engines=("omni", "sglang"),
         maker=f"{_MODELS}.csm.tiny_checkpoint:make",
-        proved_against="transformers' Csm and Mimi: codes, samples",
+        proved_against="transformers 5.19 Csm and Mimi: codes, samples",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA, "transformers")),),
     ),
     Family(
@@ -138,7 +138,7 @@ FAMILIES = (
         gives=("text",),
         engines=("omni",),
         maker=f"{_MODELS}.whisper.tiny_checkpoint:make",
-        proved_against="transformers' Whisper: tokens, times",
+        proved_against="transformers 5.19 Whisper: tokens, times",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA)),),
     ),
     Family(
@@ -151,7 +151,7 @@ FAMILIES = (
         gives=("text",),
         engines=("omni", "sglang"),
         maker=f"{_MODELS}.qwen3_asr.tiny_checkpoint:make",
-        proved_against="transformers' Qwen3ASR: tokens",
+        proved_against="transformers 5.19 Qwen3ASR: tokens",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA)),),
     ),
     Family(
@@ -164,7 +164,7 @@ FAMILIES = (
         gives=("text",),
         engines=("omni", "sglang"),
         maker=f"{_MODELS}.text.tiny_checkpoint:make",
-        proved_against="transformers' classes of each: tokens",
+        proved_against="transformers 5.19 classes of each: tokens",
         packages=_SERVE,
     ),
 )
