@@ -117,7 +117,7 @@ FAMILIES = (
     ),
     Family(
         name="csm",
-        config=f"{_MODELS}.csm.config:CsmPipelineConfig",
+        config=f"{_MODELS}.csm.config:default_config",
         architectures=("CsmForConditionalGeneration",),
         model_types=("csm",),
         tasks=("speech",),

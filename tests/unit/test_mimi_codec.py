@@ -7,7 +7,7 @@ import torch
 from csm_oracle import CsmOracle
 from graph_recorders import FakeRecorder
 
-from sglang_omni.models.codecs import mimi
+from sglang_omni.models.codecs import streamed
 from sglang_omni.models.codecs.mimi import Mimi, MimiEncoder, VoiceRecording
 
 FRAMES, STREAMS = 33, 3
@@ -56,7 +56,7 @@ def test_graphs_decode_the_same(
     csm: CsmOracle, codes: torch.Tensor, whole: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = FakeRecorder()
-    monkeypatch.setattr(mimi, "recorder_for", lambda device, cuda_graph: recorder)
+    monkeypatch.setattr(streamed, "recorder_for", lambda device, cuda_graph: recorder)
     codec = Mimi(csm.model.codec_model)
     codec.record_graphs([2, 11], 22, cuda_graph=True)
     streams = [codec.open_stream() for _ in range(2)]

@@ -38,9 +38,9 @@ def create_preprocess(
             ``"*"`` allows all.
     """
     from sglang_omni.models.csm.components.spoken import CsmTurns
-    from sglang_omni.models.frames.preprocess import SpeechLimits, SpeechPreprocessor
+    from sglang_omni.models.frames.preprocess import SpeechPreprocessor, SpokenLimits
 
-    limits = SpeechLimits(
+    limits = SpokenLimits(
         max_speech_chars,
         max_part_bytes,
         max_reference_seconds,

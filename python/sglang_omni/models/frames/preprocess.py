@@ -21,7 +21,7 @@ from sglang_omni.tasks import SpeechRequest
 
 
 @dataclass(frozen=True)
-class SpeechLimits:
+class SpokenLimits:
     """Limits of a request.
 
     Attributes:
@@ -62,7 +62,7 @@ class SpokenModel(Protocol):
 class SpeechPreprocessor:
     """Converts the entry payload to ``SpeechParts``. The request's own inputs are dropped."""
 
-    def __init__(self, model: SpokenModel, takes: RequestParams, limits: SpeechLimits) -> None:
+    def __init__(self, model: SpokenModel, takes: RequestParams, limits: SpokenLimits) -> None:
         self._model, self._takes, self._limits = model, takes, limits
 
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
@@ -84,7 +84,8 @@ class SpeechPreprocessor:
         if voice not in model.voices:
             told = f"unknown voice {voice!r}: this model's are {', '.join(model.voices)}"
             raise RequestError(told, param="voice", code="unsupported_value")
-        parts = [model.turn(voice, part, check) for part in passages(speech.text, limits.part_bytes)]
+        texts = [text for text in passages(speech.text, limits.part_bytes) if any(map(str.isalnum, text))]
+        parts = [model.turn(voice, text, check) for text in texts]
         if not parts:
             raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
         data = SpeechParts(parts=parts)
