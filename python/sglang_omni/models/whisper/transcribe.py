@@ -22,8 +22,8 @@ from sglang_omni.models.whisper.components.steps import (
     Hearing,
     LanguageGuess,
     NextToken,
-    WindowReading,
     WhisperModel,
+    WindowReading,
 )
 from sglang_omni.models.whisper.preprocess import WhisperInput
 from sglang_omni.proto import StagePayload
