@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +188,9 @@ def fit_gpus(config: PipelineConfig, *, elsewhere: bool = False) -> MemoryPlan |
     gpus = visible_gpus()
     if elsewhere and not gpus:
         return None
-    plan = fit_memory(config, gpus)
+    # A pipeline that others are parts of counts them too.
+    share = getattr(config, "share_gpus", partial(fit_memory, config))
+    plan: MemoryPlan | None = share(gpus)
     if plan is not None and not plan.fits:
         raise LaunchError(refusal(plan))
     return plan
