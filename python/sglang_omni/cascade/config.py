@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,8 +11,10 @@ from pydantic import Field, model_validator
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.cascade.local import declared, part_pipeline
+from sglang_omni.cascade.memory import fit_together
 from sglang_omni.cascade.part import PARTS, PartConfig
-from sglang_omni.config.memory import MemoryDemand
+from sglang_omni.config.io import config_to_dict
+from sglang_omni.config.memory import MemoryDemand, MemoryOfGpu, MemoryPlan
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.prompts import prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
@@ -25,6 +27,7 @@ from sglang_omni.preprocessing.request_params import RequestParams
 _STAGES = "sglang_omni.cascade.stages"
 # The model_path of a pipeline whose language model is at a server.
 _ELSEWHERE = "cascade"
+_STAGE_OF = {"asr": "transcribe", "llm": "thinker", "tts": "speak"}
 # Parts at servers compute nothing here: they share a process.
 _PROCESS = "parts"
 _NEEDED = ("av", "soundfile", "soxr")
@@ -51,9 +54,13 @@ def cascade_stages(asr: PartConfig, llm: PartConfig, tts: PartConfig) -> list[St
 
 def _replace(stage: StageConfig, name: str, part: PartConfig) -> None:
     stage.factory = f"{_STAGES}.create_{name}"
-    stage.factory_args["part"] = part.model_dump(mode="json", exclude_defaults=True)
+    stage.factory_args["part"] = _fields(part)
     if part.url is not None:
         stage.process = _PROCESS
+
+
+def _fields(part: PartConfig) -> dict[str, Any]:
+    return part.model_dump(mode="json", exclude_defaults=True)
 
 
 class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
@@ -163,6 +170,20 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
         from sglang_omni.models.memory import text_model_demand
 
         return text_model_demand(self._checkpoint(), {"tp_size": stage.tp_size, **args})
+
+    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
+        """Pipelines that take less memory: none is known."""
+        yield from ()
+
+    def share_gpus(self, gpus: Sequence[MemoryOfGpu]) -> MemoryPlan | None:
+        """``fit_memory`` of this pipeline and of those that are parts, which share the GPUs."""
+        pipelines = self.pipelines()
+        plan = fit_together({"": self, **pipelines}, gpus)
+        for name, pipeline in pipelines.items():
+            part = getattr(self, name).model_copy(update={"pipeline": config_to_dict(pipeline)})
+            setattr(self, name, part)
+            self.stage(_STAGE_OF[name]).factory_args["part"] = _fields(part)
+        return plan
 
     @property
     def required_packages(self) -> dict[str, tuple[str, ...]]:

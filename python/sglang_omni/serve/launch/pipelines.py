@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +184,9 @@ def fit_gpus(config: PipelineConfig, *, elsewhere: bool = False) -> MemoryPlan |
     gpus = visible_gpus()
     if elsewhere and not gpus:
         return None
-    plan = fit_memory(config, gpus)
+    # A pipeline that others are parts of counts them too.
+    share = getattr(config, "share_gpus", partial(fit_memory, config))
+    plan: MemoryPlan | None = share(gpus)
     if plan is not None and not plan.fits:
         raise LaunchError(refusal(plan))
     return plan
