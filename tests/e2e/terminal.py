@@ -64,8 +64,8 @@ class Terminal:
     def interrupt_prompt(self, pattern: str) -> None:
         """Presses Ctrl-C at a prompt until text that matches is shown.
 
-        Once may not be enough: between the prompt and its wait for keys, CPython's readline notes a signal and looks at
-        it when the next key is pressed.
+        Once may not be enough: a signal that comes between the prompt and the wait for keys is noted by
+        CPython's readline, and looked at when the next key is pressed.
         """
         deadline = time.monotonic() + PATIENCE
         while re.search(pattern, self.shown[self._seen :]) is None and time.monotonic() < deadline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +101,13 @@ def test_no_file_is_too_long_to_be_read_at_once() -> None:
         str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in files
     }
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_no_test_changes_the_clock_of_event_loops() -> None:
+    # A server's loop beside the test, which reads it meanwhile, would sleep for hours.
+    # A test gives the module that it tests a clock: setattr(module, "time", SimpleNamespace(monotonic=...)).
+    changed = re.compile(r"""setattr\(\s*(\w+\.)*time,\s*["']monotonic|["']time\.monotonic["']""")
+    assert changed.search('monkeypatch.setattr(module.time, "monotonic", clock)')
+    files = (ROOT / "tests").rglob("*.py")
+    changing = {str(file) for file in files if changed.search(file.read_text(encoding="utf-8"))}
+    assert changing <= {str(Path(__file__))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.due: list[tuple[float, Any]] = []
-        monkeypatch.setattr(cuda_mappings.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(cuda_mappings, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def later(self, seconds: float, step: Any) -> None:
         self.due.append((self.now + seconds, step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from stage_harness import harness
 from waiting import until
 
 from sglang_omni.proto import OmniRequest, ProgressMessage, StagePayload, SubmitMessage
+from sglang_omni.scheduling import step_trace
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.step_trace import StepTrace
 from sglang_omni.scheduling.work_clock import WorkClock
@@ -57,7 +59,7 @@ def test_a_clock_without_traces_asks_for_no_kind() -> None:
 
 def test_late_steps_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(step_trace, "time", SimpleNamespace(monotonic=lambda: now))
     trace = StepTrace(since=100.0)
     for number in range(100):
         now += 1.0

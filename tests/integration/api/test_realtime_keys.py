@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -58,7 +59,7 @@ async def test_a_secret_opens_sessions_and_nothing_else(monkeypatch: pytest.Monk
             assert (await post(server, other, secret, {})).status_code == 401
         assert not await is_refused(server, secret)
         now = time.time()
-        monkeypatch.setattr(client_secrets.time, "time", lambda: now + 601)
+        monkeypatch.setattr(client_secrets, "time", SimpleNamespace(time=lambda: now + 601))
         assert await is_refused(server, secret)
 
 
