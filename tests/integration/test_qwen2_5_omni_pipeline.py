@@ -116,6 +116,21 @@ async def test_seeds_voices_and_answers_that_end(qwen2_5_omni: Any) -> None:
     check(short, answer_of(oracle, "text", max_tokens=2))
 
 
+async def test_answers_put_out_of_a_full_pool_come_back(qwen2_5_omni: Any) -> None:
+    """A thinker's rows are told once, whether or not their tokens are computed again."""
+    oracle = qwen2_5_omni()
+    right = answer_of(oracle, "text", max_tokens=40)
+    options = {"engine": "omni", "max_total_tokens": 240, "prefix_cache": False}
+    config = Qwen25OmniPipelineConfig(model_path=str(oracle.path), runtime_overrides={"thinker": options})
+    coordinator, stages = compile_pipeline(config)
+    (thinker,) = (stage for stage in stages if stage.name == "thinker")
+    async with PipelineRunner(coordinator, stages):
+        every = (coordinator.submit(next(_ids), asked("text", max_new_tokens=40)) for _ in range(6))
+        for result in await asyncio.gather(*every):
+            check(result, right)
+    assert thinker.scheduler.stats()["num_retracted_requests_total"] > 0
+
+
 async def test_pipelines_without_all_stages(qwen2_5_omni: Any) -> None:
     oracle = qwen2_5_omni()
     path = str(oracle.path)
