@@ -14,7 +14,7 @@ from sglang_omni.client import GenerateRequest
 from sglang_omni.client.transport import Deltas
 from sglang_omni.models.speech_chat.components.voice import speakable
 from sglang_omni.models.speech_chat.speak import FIRST_CLAUSE_CHARS
-from sglang_omni.preprocessing.request import stage_params, task_of, wants_stream
+from sglang_omni.preprocessing.request import mapping_param, stage_params, task_of, wants_stream
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.proto.tasks import AudioChunk, AudioResult
@@ -87,6 +87,10 @@ class RemoteSpeaking:
 
     def _asked(self, sentence: str, payload: StagePayload) -> GenerateRequest:
         params = stage_params(payload.request, "speak")
+        if task_of(payload.request) != "speech":
+            # A chat's seed is its text's; not every voice takes one.
+            own = mapping_param(payload.request.params, "stage_params").get("speak") or {}
+            params = {**params, "seed": own.get("seed")}
         extra = {name: params[name] for name in ("speed", "seed", "language") if params.get(name) is not None}
         voice = params.get("voice") or self._part.config.voice
         if voice is None and self._part.config.url is not None:

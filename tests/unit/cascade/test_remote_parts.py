@@ -230,9 +230,9 @@ def sound(*samples: float, rate: str = "16000") -> Act:
 def test_sentences_are_spoken_in_their_order_while_the_answer_is_written() -> None:
     acts = [MODELS, sound(0.5, 0.25), sound(-0.5)]
     with FaultyServer(acts) as server, stage(create_speak, server.url, voice="amy") as speak:
-        payload = StagePayload(
-            "r", OmniRequest(None, {"stream": True}, {"task": "chat", "output_modalities": ["audio"]}), {}
-        )
+        params = {"stream": True, "seed": -1, "stage_params": {"speak": {"speed": 2.0}}}
+        metadata = {"task": "chat", "output_modalities": ["audio"]}
+        payload = StagePayload("r", OmniRequest(None, params, metadata), {})
         speak.inbox.put(IncomingMessage("r", "new_request", payload))
         for number, text in enumerate(("One **is** here. ", "Two. ", "\U0001f600")):
             item = StreamItem(number, {"text": text}, "thinker")
@@ -248,6 +248,8 @@ def test_sentences_are_spoken_in_their_order_while_the_answer_is_written() -> No
         ("One is here.", "amy"),
         ("Two.", "amy"),
     ]
+    assert server.bodies[1]["speed"] == 2.0
+    assert "seed" not in server.bodies[1]  # it is the text's
 
 
 def test_what_the_voice_refuses_ends_the_answer() -> None:
