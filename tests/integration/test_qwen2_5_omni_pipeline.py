@@ -120,7 +120,10 @@ async def test_answers_put_out_of_a_full_pool_come_back(qwen2_5_omni: Any) -> No
     """A thinker's rows are told once, whether or not their tokens are computed again."""
     oracle = qwen2_5_omni()
     right = answer_of(oracle, "text", max_tokens=40)
-    options = {"engine": "omni", "max_total_tokens": 240, "prefix_cache": False}
+    assert len(right.token_ids) == 40
+    # Pages for two prompts and one more, so that one of two answers has to wait.
+    pool = 16 * (2 * -(-len(right.prompt_token_ids) // 16) + 1)
+    options = {"engine": "omni", "max_total_tokens": pool, "prefix_cache": False}
     config = Qwen25OmniPipelineConfig(model_path=str(oracle.path), runtime_overrides={"thinker": options})
     coordinator, stages = compile_pipeline(config)
     (thinker,) = (stage for stage in stages if stage.name == "thinker")
