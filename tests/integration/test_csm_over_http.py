@@ -163,6 +163,21 @@ def test_eight_at_once_beside_callers_who_leave(
     asyncio.run(until(lambda: server.load() == 0))
 
 
+def test_a_batch_is_spoken_with_its_faults_apart(
+    server: Server, csm: CsmOracle, voice: dict[str, Any]
+) -> None:
+    items = [{"input": "One.", "voice": "1"}, {"input": "...!"}, {"input": "Three.", **voice["fields"]}]
+    shared = {name: value for name, value in body("", 20).items() if name != "input"}
+    answer = httpx.post(
+        f"{server.url}/v1/audio/speech/batch", json={"items": items, **shared}, timeout=PATIENCE
+    )
+    assert answer.status_code == 200, answer.text
+    first, wrong, third = answer.json()["results"]
+    assert equals(samples(base64.b64decode(first["audio_data"])), csm.speak("One.", 20, voice="1"))
+    assert (wrong["status"], wrong["error"]["param"]) == ("error", "input")
+    assert equals(samples(base64.b64decode(third["audio_data"])), csm.speak("Three.", 20, **voice["turn"]))
+
+
 def test_a_long_text_is_spoken_part_by_part(server: Server, csm: CsmOracle) -> None:
     # A part is of at most 100 characters: two sentences.
     parts = [" ".join(SENTENCES[0:2]), " ".join(SENTENCES[2:4]), SENTENCES[4]]
