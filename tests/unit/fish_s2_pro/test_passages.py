@@ -58,14 +58,14 @@ def test_the_first_and_the_last_passage_are_heard_without_a_voice(dual_ar: DualA
     expected = [[1] * 4, [1] * 4 + [2] * 5, [1] * 4, [1] * 4 + [4] * 5]
     for number, count in enumerate((4, 5, 17, 5)):
         speak(request, [number + 1] * count)
-        following = dual_ar.next_request(asked, request)
+        following = dual_ar.follow_up(asked, request)
         assert following is not None
         # What is drawn goes on: equal generators would draw the same again.
         assert following.generator is request.generator
         assert heard(following) == expected[number]
         request = following
     speak(request, [5])
-    assert dual_ar.next_request(asked, request) is None
+    assert dual_ar.follow_up(asked, request) is None
     assert dual_ar.result(asked, request).data["usage"]["completion_tokens"] == 4 + 5 + 17 + 5 + 1 + 5
 
 
@@ -75,7 +75,7 @@ def test_a_voice_is_heard_each_time_with_the_last_passage(dual_ar: DualAR) -> No
     for number in (1, 2):
         assert heard(request)[:3] == [0, 0, 0]
         speak(request, [number] * 2)
-        following = dual_ar.next_request(asked, request)
+        following = dual_ar.follow_up(asked, request)
         assert following is not None
         assert heard(following) == [0, 0, 0, number, number]
         request = following
@@ -85,7 +85,7 @@ def test_a_silent_passage_is_not_gone_on_from(dual_ar: DualAR) -> None:
     asked = payload(2)
     request = dual_ar.build_request(asked)
     speak(request, [])
-    following = dual_ar.next_request(asked, request)
+    following = dual_ar.follow_up(asked, request)
     assert following is not None
     assert heard(following) == []
 
@@ -94,10 +94,10 @@ def test_a_limit_is_shared_by_all_passages(dual_ar: DualAR) -> None:
     asked = payload(3, max_new_tokens=9)
     request = dual_ar.build_request(asked)
     speak(request, [1] * 5)
-    following = dual_ar.next_request(asked, request)
+    following = dual_ar.follow_up(asked, request)
     assert following is not None
     assert following.sampling.max_new_tokens == 3
     speak(following, [2, 2])
-    assert dual_ar.next_request(asked, following) is None
+    assert dual_ar.follow_up(asked, following) is None
     assert dual_ar.result(asked, following).data["finish_reason"] == "length"
     assert dual_ar.build_request(payload(1)).sampling.max_new_tokens == 30

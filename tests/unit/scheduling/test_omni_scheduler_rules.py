@@ -96,7 +96,7 @@ class Stage:
             ),
             stream_chunk_handler=self.take,
             stream_done_handler=lambda request, source: self.reason,
-            next_request=self.following,
+            follow_up=self.following,
             abort_callback=self.on_abort,
         )
 
