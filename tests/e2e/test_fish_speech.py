@@ -109,6 +109,16 @@ def test_a_stream_is_the_whole(api: httpx.Client, text: str) -> None:
     assert events[-1]["usage"]["output_tokens"] >= len(whole) // FRAME
 
 
+def test_codes_are_drawn_as_the_request_says(api: httpx.Client) -> None:
+    body = {"input": "Hello.", "response_format": "pcm", "temperature": 0, "max_tokens": 12}
+    first, again = (api.post("/v1/audio/speech", json=body) for _ in range(2))
+    assert (first.status_code, first.content) == (200, again.content)
+    greedy = {"dual_ar": {"temperature": 0.0, "max_new_tokens": 12}}
+    assert same(decode_pcm(first.content), say(api, "Hello.", stage_params=greedy))
+    drawn = {**body, "temperature": 1.5, "seed": 1}
+    assert api.post("/v1/audio/speech", json=drawn).content != first.content
+
+
 def test_openais_client_and_a_file(server: Fleet, api: httpx.Client) -> None:
     with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
         wav = client.audio.speech.create(
@@ -182,6 +192,11 @@ def test_a_neighbour_that_leaves_costs_nothing(api: httpx.Client) -> None:
         ({"ref_text": "alone"}, "ref_text", "ref_audio, which is missing"),
         ({"voice": "bob"}, "voice", "no voice 'bob'; it has ann, default"),
         ({"speed": 2}, "speed", "no effect"),
+        ({"temperature": -1}, "temperature", "must be at least 0"),
+        ({"top_p": 0}, "top_p", "must be more than 0"),
+        ({"top_k": 1.5}, "top_k", "must be a whole number"),
+        ({"max_tokens": 0}, "max_tokens", "must be at least 1"),
+        ({"max_new_tokens": 3, "max_tokens": 4}, "max_new_tokens", "differ"),
         ({"stage_params": {"dual_ar": {"temperature": -1}}}, "stage_params.dual_ar.temperature", "from 0 to"),
         ({"stage_params": {"dual_ar": {"ignore_eos": True}}}, "stage_params.dual_ar.ignore_eos", "not"),
     ],

@@ -191,6 +191,16 @@ def test_a_long_text_is_spoken_part_by_part(server: Server, csm: CsmOracle) -> N
     assert answer.headers["x-finish-reason"] == "length"
 
 
+def test_codes_are_drawn_as_the_request_says(server: Server, csm: CsmOracle) -> None:
+    request = {"input": "Hello.", "response_format": "pcm", "temperature": 0, "max_new_tokens": 20}
+    url = f"{server.url}/v1/audio/speech"
+    first, again = (httpx.post(url, json=request, timeout=PATIENCE) for _ in range(2))
+    assert (first.status_code, first.content) == (200, again.content)
+    assert equals(samples(first.content), csm.speak("Hello.", 20))
+    drawn = httpx.post(url, json={**request, "temperature": 1.5, "seed": 1}, timeout=PATIENCE)
+    assert drawn.content != first.content
+
+
 def test_a_seed_tells_the_sound(server: Server) -> None:
     first, again, other = (server.say("Hello.", greedy=False, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
@@ -208,6 +218,9 @@ def test_a_seed_tells_the_sound(server: Server) -> None:
         ({"ref_audio": "http://127.0.0.1/a.wav", "ref_text": "Hi"}, "ref_audio", "allowed"),
         ({"speed": 2.0}, "speed", "of no effect"),
         ({"instructions": "Whisper."}, "instructions", "of no effect"),
+        ({"temperature": -1}, "temperature", "must be at least 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens", "must be at least 1"),
+        ({"repetition_penalty": 1.5}, "repetition_penalty", "of no effect"),
         ({"stage_params": {"speak": {"temperature": -1}}}, "stage_params.speak.temperature", "from 0"),
         ({"stage_params": {"speak": {"stop": "a"}}}, "stage_params.speak.stop", "not 'stop'"),
     ],

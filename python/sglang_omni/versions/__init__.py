@@ -2,5 +2,6 @@
 
 The rest of the program uses public names only, which ``tests/unit/test_foreign_names.py`` checks. Two kinds
 stay with the part that needs them: SGLang's in ``engines/sglang/compat.py``, and transformers' Qwen-Omni
-modules in ``components/reference.py`` of ``models/qwen3_omni`` and ``models/qwen2_5_omni``.
+modules in ``models/multimodal/reference.py``, and in ``components/reference.py`` of ``models/qwen3_omni`` and
+``models/qwen2_5_omni``.
 """

@@ -10,9 +10,9 @@ import torch
 from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.engines.request import FinishReason
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
-from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
 from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt, FishPrompts, SpokenPassage
 from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
+from sglang_omni.models.frames.state import FrameState
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
@@ -53,11 +53,11 @@ class _Speech:
         return kept
 
 
-class _PassageState(DualARState):
+class _PassageState(FrameState):
     """The state of one passage, with the speech that it is part of."""
 
     def __init__(self, prompt: FishPrompt, sampling: RequestSampling, speech: _Speech) -> None:
-        super().__init__(prompt.token_ids, sampling, prompt_frames=prompt.frames)
+        super().__init__(prompt.rows(), sampling)
         self.speech = speech
 
 
@@ -154,7 +154,7 @@ class DualAR:
     ) -> list[OutgoingMessage]:
         """The new frames: each token is a frame's first code, except the one that ends a passage."""
         told = len(request.output_token_ids) - len(new_token_ids)
-        frames = cast(DualARState, request.state).frames[told:]
+        frames = cast(FrameState, request.state).frames[told:]
         if not frames:
             return []
         # A step makes one frame, which is lent or copied as it is.

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-class VoiceSamples(TypedDict):
-    """A recording of a voice.
-
-    Attributes:
-        key: Hash of its content.
-        samples: (n,) float32 at the codec's rate.
-    """
-
-    key: bytes
-    samples: Tensor
+    from sglang_omni.models.codecs.mimi import VoiceRecording
 
 
 class SpeechInput(TypedDict):
@@ -32,5 +22,5 @@ class SpeechInput(TypedDict):
 
     passages: list[list[int]]
     voice_text: list[int]
-    voice_samples: VoiceSamples | None
+    voice_samples: VoiceRecording | None
     voice_codes: Tensor | None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,12 +10,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
-from sglang_omni.models.fish_s2_pro.payloads import SpeechInput, VoiceSamples
+from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
 from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
 from sglang_omni.models.fish_s2_pro.voices import DEFAULT_VOICE, NamedVoice
-from sglang_omni.preprocessing.audio import decode_audio
-from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
-from sglang_omni.preprocessing.media import media_bytes
+from sglang_omni.models.frames.preprocess import SpokenLimits
+from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.request_params import check_params
 from sglang_omni.preprocessing.sentences import passages
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
@@ -25,25 +22,6 @@ from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 # Read by preprocess, and dropped: a recording must not travel on beside its samples.
 _VOICE_PARAMS = ("voice", "ref_audio", "ref_text")
-
-
-@dataclass(frozen=True)
-class FishSpeechLimits:
-    """Limits of a request, and how its text is cut.
-
-    Attributes:
-        text_chars: Characters of a text.
-        passage_bytes: Bytes of UTF-8 of a passage; a longer text is cut at sentences.
-        voice_seconds: Length of the recording of a voice.
-        voice_bytes: Its encoded size.
-        decode_seconds: Time to fetch and decode it.
-    """
-
-    text_chars: int = 16_384
-    passage_bytes: int = 300
-    voice_seconds: float = 60.0
-    voice_bytes: int = 32_000_000
-    decode_seconds: float = 30.0
 
 
 class FishS2Preprocessor:
@@ -55,8 +33,8 @@ class FishS2Preprocessor:
     Args:
         sample_rate: Of the codec, in Hz.
         frame_length: Samples of a frame.
+        limits: Its parts are passages.
         voices: Recordings by name, in lower case.
-        allowed_media_hosts: Hosts of URLs, as in ``media_bytes``.
     """
 
     def __init__(
@@ -66,18 +44,16 @@ class FishS2Preprocessor:
         *,
         sample_rate: int,
         frame_length: int,
-        limits: FishSpeechLimits | None = None,
+        limits: SpokenLimits,
         voices: Mapping[str, NamedVoice] | None = None,
-        allowed_media_hosts: Collection[str] = (),
     ) -> None:
         self._checkpoint = checkpoint
         self._tokenizer = TextTokenizer(tokenizer)
         self._most = checkpoint.slow.max_position_embeddings
         self._sample_rate = sample_rate
         self._frame_length = frame_length
-        self._limits = limits or FishSpeechLimits()
+        self._limits = limits
         self._voices = voices or {}
-        self._allowed_media_hosts = frozenset(allowed_media_hosts)
 
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
@@ -98,7 +74,7 @@ class FishS2Preprocessor:
         text = self._text(inputs.get("text"))
         data = SpeechInput(passages=[], voice_text=[], voice_samples=None, voice_codes=None)
         self._add_voice(data, inputs.get("voice"), request.params, check)
-        for passage in passages(text, self._limits.passage_bytes):
+        for passage in passages(text, self._limits.part_bytes):
             data["passages"].append(self._tokens(passage, "input", check))
         if not data["passages"]:
             raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
@@ -112,12 +88,7 @@ class FishS2Preprocessor:
             raise RequestError(
                 "input: there is no text to speak", param="input", code="missing_required_parameter"
             )
-        if len(text) > self._limits.text_chars:
-            raise RequestError(
-                f"input is {len(text)} characters long; the limit is {self._limits.text_chars}",
-                param="input",
-                code="invalid_value",
-            )
+        self._limits.check_length(text)
         return text
 
     def _add_voice(self, data: SpeechInput, given: Any, params: Mapping[str, Any], check: Check) -> None:
@@ -138,7 +109,7 @@ class FishS2Preprocessor:
             data["voice_codes"] = self._codes(given)
             text = given["text"]
         elif audio is not None:
-            data["voice_samples"] = self._samples(audio, "ref_audio", check, self._allowed_media_hosts)
+            data["voice_samples"] = self._limits.recording(audio, self._sample_rate, check)
         elif name is not None and str(name).lower() != DEFAULT_VOICE:
             voice = self._voices.get(str(name).lower())
             if voice is None:
@@ -148,7 +119,9 @@ class FishS2Preprocessor:
                     param="voice",
                     code="unsupported_value",
                 )
-            data["voice_samples"] = self._samples(voice.sound.read_bytes(), "voice", check)
+            data["voice_samples"] = self._limits.recording(
+                voice.sound.read_bytes(), self._sample_rate, check, param="voice"
+            )
             text = voice.text
         else:
             return
@@ -157,28 +130,6 @@ class FishS2Preprocessor:
         if text:
             said = text if text.startswith("<|speaker:") else f"<|speaker:0|>{text}"
             data["voice_text"] = self._tokens(said, "ref_text", check)
-
-    def _samples(
-        self, source: Any, param: str, check: Check, allowed_hosts: Collection[str] = ()
-    ) -> VoiceSamples:
-        limits = self._limits
-        deadline = Deadline(limits.decode_seconds, param=param, check=check)
-        encoded = media_bytes(
-            source,
-            param=param,
-            max_bytes=limits.voice_bytes,
-            allowed_hosts=allowed_hosts,
-            check=deadline,
-        )
-        clip = decode_audio(
-            encoded,
-            param=param,
-            sample_rate=self._sample_rate,
-            max_seconds=limits.voice_seconds,
-            check=deadline,
-        )
-        samples = torch.from_numpy(clip.samples)
-        return VoiceSamples(key=hashlib.sha256(clip.samples.tobytes()).digest(), samples=samples)
 
     def _tokens(self, text: str, param: str, check: Check) -> list[int]:
         """Token ids of a user's text, none of them a control token, however the text is spelled."""

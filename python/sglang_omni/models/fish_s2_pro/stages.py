@@ -47,8 +47,9 @@ def create_preprocess(
     """
     from sglang_omni.models.fish_s2_pro.components.codec import SAMPLE_RATE
     from sglang_omni.models.fish_s2_pro.components.codec_weights import frame_length
-    from sglang_omni.models.fish_s2_pro.preprocess import FishS2Preprocessor, FishSpeechLimits
+    from sglang_omni.models.fish_s2_pro.preprocess import FishS2Preprocessor
     from sglang_omni.models.fish_s2_pro.voices import find_voices
+    from sglang_omni.models.frames.preprocess import SpokenLimits
     from sglang_omni.preprocessing.text import load_tokenizer
 
     preprocessor = FishS2Preprocessor(
@@ -56,11 +57,15 @@ def create_preprocess(
         load_tokenizer(model_path),
         sample_rate=SAMPLE_RATE,
         frame_length=frame_length(model_path),
-        limits=FishSpeechLimits(
-            max_speech_chars, passage_bytes, max_voice_seconds, max_voice_bytes, max_decode_seconds
+        limits=SpokenLimits(
+            max_speech_chars,
+            passage_bytes,
+            max_voice_seconds,
+            max_voice_bytes,
+            max_decode_seconds,
+            allowed_media_hosts,
         ),
         voices=find_voices(voices_dir) if voices_dir else None,
-        allowed_media_hosts=allowed_media_hosts,
     )
     # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
@@ -142,8 +147,9 @@ def create_dual_ar(
     """
     from sglang_omni.engines import EngineOptions, build_engine
     from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy, dual_ar_decoder
+    from sglang_omni.models.fish_s2_pro.components.dual_ar import FishFrames, dual_ar_decoder
     from sglang_omni.models.fish_s2_pro.dual_ar import DualAR
+    from sglang_omni.models.frames.strategy import FrameStrategy
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.preprocessing.tokenizing import TextTokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -166,7 +172,7 @@ def create_dual_ar(
     )
     computed_in, device = placement(dtype, gpu_id)
     with loading(f"the decoders of {checkpoint.path}, {computed_in} on {device},"):
-        strategy = FishDualARStrategy.from_checkpoint(checkpoint, DTYPES[computed_in], device)
+        strategy = FrameStrategy(FishFrames(checkpoint, DTYPES[computed_in], device))
         built = build_engine(
             engine,
             dual_ar_decoder(checkpoint, strategy),

@@ -8,13 +8,14 @@ import torch
 
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import EncoderRequest, ItemInfo
+from sglang_omni.models.codecs.mimi import VoiceRecording
 from sglang_omni.models.fish_s2_pro.components.codec import FishCodecEncoder
-from sglang_omni.models.fish_s2_pro.payloads import SpeechInput, VoiceSamples
+from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
 from sglang_omni.proto import StagePayload
 
 
 class VoiceEncoder:
-    """An ``Encoder`` of ``VoiceSamples``, and the callbacks of its ``OmniScheduler``; costs are in frames.
+    """An ``Encoder`` of ``VoiceRecording``, and the callbacks of its ``OmniScheduler``; costs are in frames.
 
     Args:
         frames_at_once: Of one recording; a longer one is computed piece by piece.
@@ -24,11 +25,11 @@ class VoiceEncoder:
         self._codec = codec
         self._frames_at_once = frames_at_once
 
-    def info(self, item: VoiceSamples) -> ItemInfo:
+    def info(self, item: VoiceRecording) -> ItemInfo:
         return ItemInfo(item["key"], cost=-(-len(item["samples"]) // self._codec.frame_length))
 
     @torch.inference_mode()
-    def encode(self, items: Sequence[VoiceSamples]) -> list[ItemOutput]:
+    def encode(self, items: Sequence[VoiceRecording]) -> list[ItemOutput]:
         frames = max(1, self._frames_at_once // len(items))
         return [(codes,) for codes in self._codec.encode([item["samples"] for item in items], frames)]
 
@@ -42,6 +43,6 @@ class VoiceEncoder:
         encoded: SpeechInput = {**data, "voice_samples": None, "voice_codes": codes}
         return StagePayload(payload.request_id, payload.request, encoded)
 
-    def short_voice(self) -> VoiceSamples:
+    def short_voice(self) -> VoiceRecording:
         """Two frames of silence."""
-        return VoiceSamples(key=b"warm-up", samples=torch.zeros(2 * self._codec.frame_length))
+        return VoiceRecording(key=b"warm-up", samples=torch.zeros(2 * self._codec.frame_length))

@@ -39,6 +39,47 @@ class SpokenLimits:
     decode_seconds: float
     allowed_media_hosts: Collection[str]
 
+    def check_length(self, text: str) -> None:
+        """
+        Raises:
+            RequestError: The text is too long.
+        """
+        if len(text) > self.speech_chars:
+            told = f"input is {len(text)} characters long; the limit is {self.speech_chars}"
+            raise RequestError(told, param="input", code="invalid_value")
+
+    def recording(
+        self, sound: str | bytes, sample_rate: int, check: Check, *, param: str = "ref_audio"
+    ) -> VoiceRecording:
+        """A voice's recording, fetched if it must be, and decoded.
+
+        Args:
+            sound: An encoded file, as bytes, base64, data URL or URL.
+            sample_rate: Hz, of the samples.
+            check: Called now and then; what it raises ends the work.
+            param: Where the recording is from, for errors.
+
+        Raises:
+            RequestError: It cannot be fetched or decoded, or is too large or too long.
+        """
+        deadline = Deadline(self.decode_seconds, param=param, check=check)
+        encoded = media_bytes(
+            sound,
+            param=param,
+            max_bytes=self.reference_bytes,
+            allowed_hosts=self.allowed_media_hosts,
+            check=deadline,
+        )
+        clip = decode_audio(
+            encoded,
+            param=param,
+            sample_rate=sample_rate,
+            max_seconds=self.reference_seconds,
+            check=deadline,
+        )
+        key = hashlib.sha256(clip.samples.tobytes()).digest()
+        return VoiceRecording(key=key, samples=torch.from_numpy(clip.samples))
+
 
 class SpokenModel(Protocol):
     """What the stage knows of a model.
@@ -77,9 +118,7 @@ class SpeechPreprocessor:
         check_request(payload.request, self._takes)
         model, limits, check = self._model, self._limits, until_aborted(aborted)
         speech = SpeechRequest.of(payload)
-        if len(speech.text) > limits.speech_chars:
-            told = f"input is {len(speech.text)} characters long; the limit is {limits.speech_chars}"
-            raise RequestError(told, param="input", code="invalid_value")
+        limits.check_length(speech.text)
         voice = model.voices[0] if speech.voice is None else speech.voice
         if voice not in model.voices:
             told = f"unknown voice {voice!r}: this model's are {', '.join(model.voices)}"
@@ -94,7 +133,7 @@ class SpeechPreprocessor:
         if (reference := _reference(speech.params)) is not None:
             sound, said = reference
             data["reference"] = model.turn(voice, said, check)
-            recording = data["recording"] = self._recording(sound, check)
+            recording = data["recording"] = limits.recording(sound, model.sample_rate, check)
             frames = -(-len(recording["samples"]) // model.frame_samples)
             length += len(data["reference"]) + frames + 1
         if length >= model.context_length:
@@ -105,21 +144,6 @@ class SpeechPreprocessor:
             )
         request = OmniRequest(None, params, payload.request.metadata)
         return StagePayload(payload.request_id, request, data)
-
-    def _recording(self, sound: str | bytes, check: Check) -> VoiceRecording:
-        limits, param = self._limits, "ref_audio"
-        deadline = Deadline(limits.decode_seconds, param=param, check=check)
-        encoded = media_bytes(
-            sound,
-            param=param,
-            max_bytes=limits.reference_bytes,
-            allowed_hosts=limits.allowed_media_hosts,
-            check=deadline,
-        )
-        rate, seconds = self._model.sample_rate, limits.reference_seconds
-        clip = decode_audio(encoded, param=param, sample_rate=rate, max_seconds=seconds, check=deadline)
-        key = hashlib.sha256(clip.samples.tobytes()).digest()
-        return VoiceRecording(key=key, samples=torch.from_numpy(clip.samples))
 
 
 def _reference(params: Mapping[str, Any]) -> tuple[str | bytes, str] | None:

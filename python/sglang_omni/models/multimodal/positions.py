@@ -132,3 +132,10 @@ class PositionLimit:
                 param="messages",
                 code="context_length_exceeded",
             )
+
+
+def convolved(frames: int) -> int:
+    """The length of ``frames`` mel frames after an ``audio_tower``'s three convolutions of stride 2."""
+    for _ in range(3):
+        frames = (frames + 1) // 2
+    return frames

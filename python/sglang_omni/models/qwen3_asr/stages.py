@@ -72,9 +72,9 @@ def create_transcribe(
 
     from sglang_omni.engines import EngineOptions, build_engine
     from sglang_omni.model_runner.loader import DTYPES
+    from sglang_omni.models.multimodal.audio_tower import AudioEncoder
     from sglang_omni.models.qwen3_asr.recording_engine import RecordingEngine
     from sglang_omni.models.qwen3_asr.transcribe import Qwen3ASRTranscriber
-    from sglang_omni.models.qwen3_omni.components.audio import AudioEncoder
     from sglang_omni.models.transcription.mel import MelFilters
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler

@@ -171,8 +171,8 @@ def _write_weights(directory: Path, tiny: TinyQwen3ASRShape, vocab_size: int, se
     import torch
     from safetensors.torch import save_file
 
+    from sglang_omni.models.multimodal.audio_tower import audio_tower
     from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
-    from sglang_omni.models.qwen3_omni.components.audio import audio_tower
 
     checkpoint = Qwen3ASRCheckpoint.from_dir(directory)
     generator = torch.Generator().manual_seed(seed)

@@ -71,12 +71,14 @@ def create_audio_encoder(
         cache_bytes: Size of the cache of outputs for repeated clips; 0 for none.
         max_batch_frames: Limit of the mel frames (100 a second) of the clips in one batch.
     """
-    from sglang_omni.models.qwen3_omni.components.audio import AudioEncoder
+    from sglang_omni.models.multimodal.audio_tower import AudioEncoder
     from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     config = checkpoint.thinker_config["audio_config"]
-    encoder = AudioEncoder.from_checkpoint(checkpoint.path, config, *torch_placement(dtype, gpu_id))
+    encoder = AudioEncoder.from_checkpoint(
+        checkpoint.path, "thinker.audio_tower.", config, *torch_placement(dtype, gpu_id)
+    )
 
     return encoder_scheduler(
         encoder, "audios", audio_outputs, cache_bytes, max_batch_frames, num_threads, tiny_clip(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
 from sglang_omni.models.multimodal.payloads import MediaShape
-from sglang_omni.models.multimodal.positions import MediaRules, PositionLimit, Positions
+from sglang_omni.models.multimodal.positions import MediaRules, PositionLimit, Positions, convolved
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TokenIds
 
 # Positions a second, by which a video's tokens are interleaved with those of its sound.
 SOUND_RATE = 13.0
-# A number of frames, or an int64 tensor of such numbers.
-Frames = TypeVar("Frames", int, torch.Tensor)
 
 
 @dataclass(frozen=True)
@@ -174,10 +172,3 @@ class _Pieces:
     def _first(self, places: NDArray[np.int64]) -> int | None:
         index = int(np.searchsorted(places, self._at))
         return int(places[index]) if index < len(places) else None
-
-
-def convolved(frames: Frames) -> Frames:
-    """The length of ``frames`` mel frames after the audio encoder's three convolutions of stride 2."""
-    for _ in range(3):
-        frames = (frames + 1) // 2
-    return frames

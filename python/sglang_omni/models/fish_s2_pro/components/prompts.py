@@ -32,6 +32,10 @@ class FishPrompt(NamedTuple):
     token_ids: list[int]
     frames: dict[int, Tensor]
 
+    def rows(self) -> list[int | Tensor]:
+        """The token or the frame of each place."""
+        return [self.frames.get(place, token) for place, token in enumerate(self.token_ids)]
+
 
 class FishPrompts:
     """Writes prompts as the model was trained on them: a conversation whose answers are speech."""

@@ -1,4 +1,4 @@
-"""The audio encoder: clips to rows of the thinker's input."""
+"""An audio encoder that several families hear with: clips to rows of the decoder's input."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.multimodal.packed_attention import load_varlen, segments
 from sglang_omni.models.multimodal.payloads import AudioInput
-from sglang_omni.models.qwen3_omni.positions import convolved
-
-_PREFIX = "thinker.audio_tower."
+from sglang_omni.models.multimodal.positions import convolved
 
 
 def audio_tower(config: Mapping[str, Any]) -> Any:
     """transformers' ``Qwen3OmniMoeAudioEncoder`` without its weights, for a checkpoint's ``audio_config``."""
-    from sglang_omni.models.qwen3_omni.components.reference import (
+    from sglang_omni.models.multimodal.reference import (
         PACKED_ATTENTION,
         Qwen3OmniMoeAudioEncoder,
         Qwen3OmniMoeAudioEncoderConfig,
@@ -52,14 +50,19 @@ class AudioEncoder:
 
     @classmethod
     def from_checkpoint(
-        cls, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
+        cls,
+        model_path: str | Path,
+        prefix: str,
+        config: Mapping[str, Any],
+        dtype: torch.dtype,
+        device: str = "cpu",
     ) -> Self:
-        """Qwen3-Omni's.
-
-        Args:
-            config: ``audio_config`` of ``thinker_config``.
         """
-        model = load_component(model_path, _PREFIX, lambda: audio_tower(config), dtype, device)
+        Args:
+            prefix: What the names of its tensors begin with.
+            config: The checkpoint's ``audio_config``.
+        """
+        model = load_component(model_path, prefix, lambda: audio_tower(config), dtype, device)
         return cls(model, dtype, device)
 
     def info(self, item: AudioInput) -> ItemInfo:
