@@ -16,7 +16,7 @@ from sglang_omni.models.whisper.config import default_config
 from sglang_omni.models.whisper.tiny_checkpoint import make
 from sglang_omni.testing import Answer, Case, read_answer
 
-# A decoder that hears is stepped by no engine.
+# Its decoder is stepped by the stage itself.
 ENGINES = ("omni",)
 SHAPES: dict[str, dict[str, Any]] = {
     "deep": {"encoder_layers": 3, "decoder_layers": 4, "encoder_ffn_dim": 96},
