@@ -23,7 +23,7 @@ class FishCodec:
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
         """Samples (n,) of codes (frames, groups)."""
-        x = sum(self._embedded(group, codes[:, group]) for group in range(codes.shape[1]))
+        x = torch.stack([self._embedded(group, codes[:, group]) for group in range(codes.shape[1])]).sum(0)
         x = self._transformer("quantizer.post_module", x, window=128).T
         for i in range(2):
             x = self._convnext(

@@ -6,6 +6,7 @@ The decoders' loop recomputes everything from scratch for every code: no cache, 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,23 @@ FRAME = 64
 
 
 class FishS2:
-    """Weights by their published names, float32."""
+    """Weights by their published names, float32.
+
+    Attributes:
+        groups, codes: Codes of a frame, and the values of the first of them.
+    """
 
     def __init__(self, path: Path, weights: dict[str, Tensor]) -> None:
         self.path = path
         self.weights = weights
+        self.config = json.loads((path / "config.json").read_bytes())
+        self.groups: int = self.config["audio_decoder_config"]["num_codebooks"]
+        self.codes: int = self.config["semantic_end_token_id"] - START + 1
 
     @classmethod
-    def make(cls, path: Path, *, seed: int) -> FishS2:
-        """Writes the checkpoint to ``path``."""
-        tiny_checkpoint.make(path, seed, **SHAPE)
+    def make(cls, path: Path, *, seed: int, **shape: Any) -> FishS2:
+        """Writes the checkpoint to ``path``; ``shape`` are fields that differ from ``SHAPE``'s."""
+        tiny_checkpoint.make(path, seed, **{**SHAPE, **shape})
         weights: dict[str, Tensor] = {}
         for shard in sorted(path.glob("*.safetensors")):
             weights |= load_file(shard)
@@ -51,17 +59,19 @@ class FishS2:
         spoken: list[list[int]] = []
         while len(tokens) - len(prompt) < max_new_tokens:
             rows = torch.stack([self._row(token, frames.get(i)) for i, token in enumerate(tokens)])
-            hidden = self._decode("text_model.model", CONFIG["text_config"], rows)[-1]
+            hidden = self._decode("text_model.model", self.config["text_config"], rows)[-1]
             logits = linear(hidden, embeddings)
-            token = max((END, *range(START, START + CODES)), key=lambda t: float(logits[t]))
+            token = max((END, *range(START, START + self.codes)), key=lambda t: float(logits[t]))
             tokens.append(token)
             if token == END:
                 break
             frame = [token - START]
-            for _ in range(1, GROUPS):
+            for _ in range(1, self.groups):
                 fast = [hidden, *(self.weights["audio_decoder.embeddings.weight"][code] for code in frame)]
-                out = self._decode("audio_decoder", CONFIG["audio_decoder_config"], torch.stack(fast))[-1]
-                frame.append(int((self.weights["audio_decoder.output.weight"] @ out)[:CODES].argmax()))
+                out = self._decode("audio_decoder", self.config["audio_decoder_config"], torch.stack(fast))[
+                    -1
+                ]
+                frame.append(int((self.weights["audio_decoder.output.weight"] @ out)[: self.codes].argmax()))
             frames[len(tokens) - 1] = frame
             spoken.append(frame)
         return tokens[len(prompt) :], spoken
@@ -71,8 +81,8 @@ class FishS2:
         if frame is None:
             return row
         table = self.weights["audio_decoder.codebook_embeddings.weight"]
-        size = CONFIG["audio_decoder_config"]["vocab_size"]
-        return (row + sum(table[g * size + code] for g, code in enumerate(frame))) / (GROUPS + 1) ** 0.5
+        size = self.config["audio_decoder_config"]["vocab_size"]
+        return (row + sum(table[g * size + code] for g, code in enumerate(frame))) / (self.groups + 1) ** 0.5
 
     def _decode(self, prefix: str, part: dict[str, Any], rows: Tensor) -> Tensor:
         heads, kv_heads, dim = part["n_head"], part["n_local_heads"], part["head_dim"]

@@ -1,4 +1,5 @@
-"""What each family's answers are compared with: ``NAME.py`` has ``SHAPES`` and ``subject``; see ``text.py``.
+"""What each family's answers are compared with: ``NAME.py`` has ``SHAPES`` and ``subject``, and perhaps
+``ENGINES``; see ``text.py`` and ``whisper.py``.
 
 ``make parity MODEL=NAME SEEDS=0,1 ENGINE=omni`` runs ``sglang_omni.testing.check`` on it.
 ``python -m parity`` is the same, with more options.

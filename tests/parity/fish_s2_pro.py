@@ -1,4 +1,4 @@
-"""Fish Audio S2-Pro against a plain loop without caches: codes of texts, two of them in a voice."""
+"""Fish Audio S2-Pro against plain loops without caches: codes and samples of texts, some in a voice."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fish_s2_oracle import CODES, GROUPS, START, FishS2
+from fish_codec_oracle import FishCodec
+from fish_s2_oracle import SHAPE, START, FishS2
 from tokenizers import Tokenizer
 
 from parity import Subject
-from sglang_omni.models.fish_s2_pro.config import FishS2CodesPipelineConfig
+from sglang_omni.models.fish_s2_pro.config import FishS2PipelineConfig
 from sglang_omni.testing import Answer, Case
 
-SHAPES: dict[str, dict[str, Any]] = {"default": {}}
+SHAPES: dict[str, dict[str, Any]] = {
+    "deep": {"layers": 5, "fast_layers": 3, "kv_heads": 1, "codec_layers": 3},
+    "many codebooks": {"groups": 8, "codes": 56, "residual_codes": 48, "dim": 64, "heads": 6, "kv_heads": 3},
+}
 _TASK = "<|im_start|>system\nconvert the provided text to speech"
 _TEXTS = (
     "Hello.",
@@ -26,10 +30,11 @@ _TEXTS = (
 
 
 class Loop:
-    """The oracle's loop, on prompts that are written here from their parts."""
+    """The oracles' loops, on prompts that are written here from their parts."""
 
     def __init__(self, fish: FishS2) -> None:
         self._fish = fish
+        self._codec = FishCodec(fish.path, head_dim=16, encoder_rates=SHAPE["encoder_rates"])
         self._tokenizer = Tokenizer.from_file(str(fish.path / "tokenizer.json"))
 
     def answers(self, case: Case) -> Answer:
@@ -42,21 +47,29 @@ class Loop:
             prompt += [START + frame[0] for frame in voice["codes"]]
         end = "<|im_end|>\n<|im_start|>assistant\n<|voice|>"
         prompt += self._ids(f"<|im_end|>\n<|im_start|>user\n{case.inputs['text']}{end}")
-        return Answer(codes=self._fish.speak(prompt, case.params["max_new_tokens"], frames)[1])
+        codes = self._fish.speak(prompt, case.params["max_new_tokens"], frames)[1]
+        return Answer(codes=codes, samples=self._codec.decode(torch.tensor(codes)).numpy())
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def cases() -> list[Case]:
-    voice = {"text": "Hi", "codes": [[(7 * i + g) % CODES for g in range(GROUPS)] for i in range(9)]}
+def cases(groups: int, codes: int) -> list[Case]:
+    voice = {"text": "Hi", "codes": [[(7 * i + g) % codes for g in range(groups)] for i in range(9)]}
     inputs = [{"text": text} for text in _TEXTS] + [{"text": text, "voice": voice} for text in _TEXTS[:2]]
-    return [Case(each, {"temperature": 0.0, "max_new_tokens": 14}) for each in inputs]
+    return [
+        Case(each, {"temperature": 0.0, "max_new_tokens": 14 + 2 * n}, {"task": "speech"})
+        for n, each in enumerate(inputs)
+    ]
 
 
 def subject(folder: Path, seed: int, shape: str, engine: str) -> Subject:
     torch.set_num_threads(1)
-    own = {"engine": engine, "num_threads": 1}
-    config = FishS2CodesPipelineConfig(model_path=str(folder), runtime_overrides={"dual_ar": own})
+    fish = FishS2.make(folder, seed=seed, **SHAPES[shape])
+    overrides: dict[str, dict[str, Any]] = {
+        "dual_ar": {"engine": engine, "num_threads": 1},
+        "codec": {"num_threads": 1},
+    }
+    config = FishS2PipelineConfig(model_path=str(folder), runtime_overrides=overrides)
     # The longest prompt takes 141 tokens.
-    return Subject(config, Loop(FishS2.make(folder, seed=seed)), cases(), {"pool_tokens": 240})
+    return Subject(config, Loop(fish), cases(fish.groups, fish.codes), {"pool_tokens": 240})

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from qwen3_asr_twins import MOST, PIECE_SECONDS, Qwen3ASRTwins
 from scheduler_runs import WAIT_S, running
-from tokenizers import Tokenizer
-from transcription_runs import RATE, Transcribed, recording, tones, transcribed
+from transcription_runs import RATE, Transcribed, recording, tones
 
 from sglang_omni.models.qwen3_asr.components.answer import PieceAnswer
 from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
-from sglang_omni.models.qwen3_asr.preprocess import Qwen3ASRPreprocessor
 from sglang_omni.models.qwen3_asr.stages import create_transcribe
 from sglang_omni.models.qwen3_asr.tiny_checkpoint import make
-from sglang_omni.models.transcription.pieces import QuietPieces
-from sglang_omni.models.transcription.recording import SoundReader
-from sglang_omni.preprocessing.text import load_tokenizer
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.serve.launch.registry import pipeline_of
@@ -29,70 +23,11 @@ from sglang_omni.serve.launch.registry import pipeline_of
 # One shorter than the encoder's chunk, one than the shortest, and one of three pieces.
 LENGTHS = (2.0, 4.3, 0.3, 7.0, 3.0, 0.8, 1.5, 2.61)
 SOUNDS = [tones(seed, seconds) for seed, seconds in enumerate(LENGTHS)]
-MOST = 16
-PIECE_SECONDS = 3.0
-
-
-@dataclass
-class Qwen3ASRTwins:
-    path: Path
-    tokenizer: Tokenizer
-    model: Any
-    extractor: Any
-
-    def preprocessed(self, task: str = "transcription", **params: Any) -> dict[str, Any]:
-        request = OmniRequest({"audio": recording(SOUNDS[0])}, params, {"task": task})
-        return Qwen3ASRPreprocessor(self.tokenizer, max_bytes=1 << 26)(StagePayload("r", request, None)).data
-
-    def ours(self, sounds: Any, path: Path | None = None, **options: Any) -> list[Transcribed]:
-        stage = {
-            name: options.pop(name) for name in list(options) if name in ("engine", "max_running_requests")
-        }
-        scheduler = create_transcribe(
-            str(path or self.path), num_threads=1, piece_seconds=PIECE_SECONDS, max_total_tokens=4096, **stage
-        )
-        preprocess = Qwen3ASRPreprocessor(self.tokenizer, max_bytes=1 << 26)
-        options = {"max_new_tokens": MOST, **options}
-        return transcribed(preprocess, scheduler, [recording(sound) for sound in sounds], **options)
-
-    def expected(self, sound: Any, **params: Any) -> list[list[int]]:
-        """The tokens of each piece."""
-        prompt = self.preprocessed(**params)
-        reader = SoundReader(recording(sound), max_seconds=600, decode_seconds=60)
-        pieces = QuietPieces(reader, round(PIECE_SECONDS * RATE))
-        found = []
-        while (piece := pieces.next()) is not None:
-            heard = self.extractor(
-                [piece.samples], padding=True, return_attention_mask=True, sampling_rate=RATE
-            )
-            frames = int(heard["attention_mask"].sum())
-            chunks, rest = divmod(frames, 100)
-            rows = 13 * chunks + ((rest - 1) // 8 + 1 if rest else 0)
-            ids = [*prompt["before"], *[self.model.config.audio_token_id] * rows, *prompt["after"]]
-            answer = self.model.generate(
-                input_ids=torch.tensor([ids]),
-                attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-                input_features=heard["input_features"],
-                input_features_mask=heard["attention_mask"],
-                max_new_tokens=MOST,
-                do_sample=False,
-            )
-            found.append(answer[0, len(ids) :].tolist())
-        return found
 
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Qwen3ASRTwins:
-    from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
-    from transformers.models.qwen3_asr.modeling_qwen3_asr import Qwen3ASRForConditionalGeneration
-
-    path = make(tmp_path_factory.mktemp("qwen3-asr") / "transformers", seed=1)
-    return Qwen3ASRTwins(
-        path,
-        load_tokenizer(path),
-        Qwen3ASRForConditionalGeneration.from_pretrained(path).eval(),
-        Qwen3ASRFeatureExtractor.from_pretrained(path),
-    )
+    return Qwen3ASRTwins(make(tmp_path_factory.mktemp("qwen3-asr") / "transformers", seed=1))
 
 
 def told(answer: Transcribed) -> list[list[int]]:
