@@ -15,6 +15,7 @@ from typing import Self
 
 # Bounds a wait for what must be shown.
 PATIENCE = 120.0
+_BETWEEN_PRESSES = 2.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -51,11 +52,8 @@ class Terminal:
 
     def until(self, pattern: str) -> re.Match[str]:
         """Waits for text that matches, after what was waited for before."""
-        deadline = time.monotonic() + PATIENCE
-        while (found := re.search(pattern, self.shown[self._seen :])) is None:
-            if time.monotonic() > deadline or not self._read():
-                raise AssertionError(f"{pattern!r} is not shown: {self.shown[self._seen :]!r}")
-        self._seen += found.end()
+        if (found := self._awaited(pattern, PATIENCE)) is None:
+            raise self._is_not_shown(pattern)
         return found
 
     def type(self, text: str) -> None:
@@ -67,13 +65,11 @@ class Terminal:
         Once may not be enough: a signal that comes between the prompt and the wait for keys is noted by
         CPython's readline, and looked at when the next key is pressed.
         """
-        deadline = time.monotonic() + PATIENCE
-        while re.search(pattern, self.shown[self._seen :]) is None and time.monotonic() < deadline:
+        for _ in range(int(PATIENCE / _BETWEEN_PRESSES)):
             self.type(CTRL_C)
-            next_press = time.monotonic() + 2
-            while time.monotonic() < next_press and re.search(pattern, self.shown[self._seen :]) is None:
-                self._read()
-        self.until(pattern)
+            if self._awaited(pattern, _BETWEEN_PRESSES):
+                return
+        raise self._is_not_shown(pattern)
 
     def ended(self) -> int:
         """Waits for the program's end; its exit status."""
@@ -81,6 +77,18 @@ class Terminal:
         while self._read() and time.monotonic() < deadline:
             pass
         return self.process.wait(PATIENCE)
+
+    def _awaited(self, pattern: str, seconds: float) -> re.Match[str] | None:
+        """None if no text that matches comes in time, or before the program's end."""
+        deadline = time.monotonic() + seconds
+        while (found := re.search(pattern, self.shown[self._seen :])) is None:
+            if time.monotonic() > deadline or not self._read():
+                return None
+        self._seen += found.end()
+        return found
+
+    def _is_not_shown(self, pattern: str) -> AssertionError:
+        return AssertionError(f"{pattern!r} is not shown: {self.shown[self._seen :]!r}")
 
     def _read(self) -> bool:
         """Takes what is shown within a moment; False if the program has ended."""

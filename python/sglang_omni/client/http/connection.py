@@ -78,7 +78,7 @@ class HttpConnection:
         """The whole answer to a POST of ``content``, as httpx takes it.
 
         Args:
-            idempotent: True if the server may be asked twice, whoever chose the call's id.
+            idempotent: True if the server may be asked twice, even without an id of the caller's own.
         """
         async with self._opened(
             "POST", path, call, idempotent=idempotent or call.is_idempotent, **content
