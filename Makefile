@@ -65,9 +65,13 @@ serve: build ## the same, and it keeps serving on PORT until Ctrl-C: open http:/
 	$(call step,Demo: $(RUNS))
 	@exec $(BIN)/python -m sglang_omni.demo --model $(MODEL) --say "$(SAY)" --keep-serving --port $(PORT)
 
+# Without a MODEL, which is the demo's, every family that tests/parity knows.
+PARITY_OF = $(if $(filter file,$(origin MODEL)),all,$(MODEL))
+SEEDS ?= 0
+ENGINE ?= omni
 .PHONY: parity
-parity: build ## Qwen3-Omni's answers against transformers', over seeds, shapes, engines and kinds of input (an hour)
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/soak/qwen3_omni_parity.py $(PARITY)
+parity: build ## a family's answers against its reference's, however it is asked (MODEL=qwen3_omni SEEDS=0,1,2 ENGINE=omni)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m parity $(PARITY_OF) --seeds $(SEEDS) --engines $(ENGINE) $(PARITY)
 
 .PHONY: test
 test: lint test-rust test-python ## linters, Rust tests, Python tests; CI runs this and test-long
@@ -85,7 +89,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=benches:tests/soak:tests $(BIN)/mypy $(filter-out benches/peer_%,$(wildcard benches/*.py)) $(wildcard tests/soak/*.py)
+	MYPYPATH=benches:tests/soak:tests $(BIN)/mypy $(filter-out benches/peer_%,$(wildcard benches/*.py)) $(wildcard tests/soak/*.py tests/parity/*.py)
 	$(BIN)/lint-imports
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings

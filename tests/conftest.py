@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from csm_oracle import CsmOracle
 from fake_machine import FakeMachine, compile_driver
 from hypothesis import HealthCheck, settings
+from qwen2_5_omni_oracle import OmniOracle
 from qwen3_omni_oracle import Oracle
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 from xdist.scheduler import LoadScopeScheduling
@@ -84,6 +86,32 @@ def qwen3_omni(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Oracle
     @cache
     def make(seed: int = 0, shape: str = "default") -> Oracle:
         return Oracle.make(tmp_path_factory.mktemp(f"qwen3-omni-{shape}-{seed}"), seed=seed, shape=shape)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def csm(tmp_path_factory: pytest.TempPathFactory) -> CsmOracle:
+    """A tiny CSM checkpoint and transformers' model of it, made once a session."""
+
+    import torch
+
+    torch.set_num_threads(1)
+    return CsmOracle.make(tmp_path_factory.mktemp("csm"))
+
+
+@pytest.fixture(scope="session")
+def qwen2_5_omni(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., OmniOracle]:
+    """``qwen2_5_omni(seed=0, **shape)``: a tiny checkpoint and transformers' model of it, made once a
+    session. See ``qwen2_5_omni_oracle``."""
+
+    import torch
+
+    torch.set_num_threads(1)
+
+    @cache
+    def make(seed: int = 0, **shape: int) -> OmniOracle:
+        return OmniOracle.make(tmp_path_factory.mktemp(f"qwen2-5-omni-{seed}"), seed=seed, **shape)
 
     return make
 

@@ -13,10 +13,10 @@ from published_shapes import TEXT_MODELS, write_qwen3_omni, write_text_model
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.memory import CONTEXT_BYTES, MemoryPlan, choose, fit_memory, gib, reserve_of
 from sglang_omni.models.memory import text_model_demand
+from sglang_omni.models.multimodal.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniPipelineConfig,
     Qwen3OmniTextPipelineConfig,
-    place_on_gpus,
 )
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"

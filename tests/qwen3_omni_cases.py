@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from qwen3_omni_oracle import Oracle, OracleAnswer
 from sample_media import audio_part, image_part, picture, sound, text_part, user, video, video_part
+
+from sglang_omni import testing
 
 # The reference cuts speech into pieces of 300 frames, which lose what the decoder cuts off each.
 REFERENCE = {"code2wav": {"chunking": "reference"}}
@@ -61,6 +61,15 @@ class Case:
         }
 
     @property
+    def spoken(self) -> testing.Case:
+        """The case as a request to the pipeline, for an answer in text and speech."""
+        params = {**self.params, "max_new_tokens": self.max_tokens, "voice": self.speaker}
+        if self.use_audio_in_video:
+            params["use_audio_in_video"] = True
+        metadata = {"task": "chat", "output_modalities": ["text", "audio"]}
+        return testing.Case({"messages": self.messages}, params, metadata, self.name)
+
+    @property
     def chat_body(self) -> dict[str, Any]:
         """A request to /v1/chat/completions whose answer tells tokens and codes."""
         return {
@@ -107,15 +116,7 @@ def all_cases() -> list[Case]:
     ]
 
 
-def differences(expected: OracleAnswer, result: Mapping[str, Any]) -> list[str]:
-    """What of a pipeline's merged result is not the oracle's; empty where all is."""
-    text, speech = result["decode"], result["code2wav"]
-    found = []
-    if list(text["token_ids"]) != expected.token_ids:
-        found.append("tokens")
-    if speech["codes"].tolist() != expected.codes:
-        found.append("codes")
-    wave = speech["audio_data"]
-    if wave.shape != expected.waveform.shape or not np.allclose(wave, expected.waveform, rtol=0, atol=1e-5):
-        found.append("waveform")
-    return found
+def differences(expected: OracleAnswer, result: Any) -> str:
+    """In what a pipeline's merged result is not the oracle's; empty if it is in all."""
+    right = testing.Answer(expected.token_ids, expected.codes, expected.waveform)
+    return testing.difference(testing.read_answer(result), right)

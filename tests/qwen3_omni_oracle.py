@@ -19,13 +19,13 @@ prompt.
 from __future__ import annotations
 
 import base64
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from sample_media import decoded_sound, decoded_video
 
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
@@ -135,11 +135,11 @@ class Oracle:
                         images.append(load_image(part["image_url"]["url"]))
                         converted.append({"type": "image"})
                     case "input_audio" | "audio_url":
-                        audio.append(_sound(_bytes(part)))
+                        audio.append(decoded_sound(_bytes(part)))
                         of_videos.append(None)
                         converted.append({"type": "audio"})
                     case "video_url":
-                        frames, track = _frames(_bytes(part))
+                        frames, track = decoded_video(_bytes(part))
                         videos.append(frames)
                         if use_audio_in_video:
                             assert track is not None, "the video is silent"
@@ -239,31 +239,3 @@ def _bytes(part: dict[str, Any]) -> bytes:
     body = part[part["type"]]
     encoded = body.get("data") or body["url"].partition(",")[2]
     return base64.b64decode(encoded)
-
-
-def _sound(data: bytes) -> NDArray[np.float32]:
-    """Mono at 16 kHz, the way librosa loads a file."""
-    import soundfile
-    import soxr
-
-    samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
-    mono = samples.mean(axis=1)
-    return mono if rate == 16_000 else soxr.resample(mono, rate, 16_000)
-
-
-def _frames(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
-    """All frames (n, height, width, 3), and the sound track at 16 kHz."""
-    import av
-
-    with av.open(io.BytesIO(data)) as container:
-        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
-    with av.open(io.BytesIO(data)) as container:
-        if not container.streams.audio:
-            return frames, None
-        rate = container.streams.audio[0].rate
-        track = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
-    if rate != 16_000:
-        import soxr
-
-        track = soxr.resample(track, rate, 16_000)
-    return frames, np.clip(track, -1.0, 1.0).astype(np.float32)

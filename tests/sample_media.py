@@ -145,6 +145,34 @@ def user(*content: str | dict[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": parts}
 
 
+def decoded_sound(data: bytes) -> NDArray[np.float32]:
+    """Mono at 16 kHz, the way librosa loads a file."""
+    import soundfile
+    import soxr
+
+    samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    mono = samples.mean(axis=1)
+    return mono if rate == 16_000 else soxr.resample(mono, rate, 16_000)
+
+
+def decoded_video(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.float32] | None]:
+    """All frames (n, height, width, 3), and the sound track at 16 kHz."""
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    with av.open(io.BytesIO(data)) as container:
+        if not container.streams.audio:
+            return frames, None
+        rate = container.streams.audio[0].rate
+        track = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
+    if rate != 16_000:
+        import soxr
+
+        track = soxr.resample(track, rate, 16_000)
+    return frames, np.clip(track, -1.0, 1.0).astype(np.float32)
+
+
 def _pixels(seed: int, width: int, height: int) -> NDArray[np.uint8]:
     blobs = np.random.default_rng([seed, 1]).random((4, 5, 3))
     rows = np.linspace(0, 3, height).round().astype(int)

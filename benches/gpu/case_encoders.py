@@ -12,10 +12,9 @@ import torch
 from bench import Bench
 from safetensors.torch import save_file
 
-from sglang_omni.models.qwen3_omni.components.audio import AudioEncoder
+from sglang_omni.models.multimodal.audio_tower import AudioEncoder
+from sglang_omni.models.multimodal.reference import Qwen3OmniMoeAudioEncoder, Qwen3OmniMoeAudioEncoderConfig
 from sglang_omni.models.qwen3_omni.components.reference import (
-    Qwen3OmniMoeAudioEncoder,
-    Qwen3OmniMoeAudioEncoderConfig,
     Qwen3OmniMoeVisionEncoder,
     Qwen3OmniMoeVisionEncoderConfig,
 )
@@ -52,7 +51,7 @@ def run(bench: Bench) -> None:
         audio = _AUDIO if bench.on_gpu else _SMALL_AUDIO
         module = _random(Qwen3OmniMoeAudioEncoder, Qwen3OmniMoeAudioEncoderConfig(**audio))
         _write(module, "thinker.audio_tower.", Path(folder), dtype)
-        ears = AudioEncoder(folder, audio, dtype, bench.device)
+        ears = AudioEncoder.from_checkpoint(folder, "thinker.audio_tower.", audio, dtype, bench.device)
         for seconds in (2, 30):
             mel = torch.randn(128, 100 * seconds)
             clip: Any = {"key": b"", "input_features": mel, "window_frames": min(100 * seconds, 200)}

@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SETTINGS = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "*.model", "*.tiktoken")
-_WEIGHTS = ("*.safetensors",)
+# Fish Audio's codec comes in torch's own format beside them; it is read without unpickling objects.
+_WEIGHTS = ("*.safetensors", "codec.pth")
 # The same weights a second time, in a layout that is not read here.
 _DUPLICATES = ("consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*")
 

@@ -29,6 +29,14 @@ from sglang_omni.serve.launch.listen_flags import (
 )
 from sglang_omni.serve.launch.log_limit import LogLimit
 from sglang_omni.serve.launch.model_flags import MODEL_FLAGS, add_model_flags, apply_model_flags
+from sglang_omni.serve.launch.part_flags import (
+    PART_FLAGS,
+    add_part_flags,
+    check_keys,
+    check_part_flags,
+    given_parts,
+    load_cascade,
+)
 from sglang_omni.serve.launch.pipelines import (
     DEFAULT_MODEL,
     LaunchError,
@@ -48,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 # Flags that every replica of a fleet is given as the fleet was.
 _PASSED_ON = (
-    *("model_path", "config", "served_model_name", "log_level", "start_timeout"),
+    *("model_path", "config", "served_model_name", "log_level", "start_timeout", *PART_FLAGS),
     *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps", "otlp_traces_endpoint"),
 )
 
@@ -131,6 +139,11 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> CommandPa
     add_tracing_flags(parser)
     add_launcher_flags(parser)
     add_model_flags(parser)
+    add_part_flags(
+        parser.add_argument_group(
+            "a cascade", "A spoken conversation from parts, in place of a model. See docs/cascade.md."
+        )
+    )
     # The fleet itself sets the router's workers and address, and when it leaves.
     add_flags(parser, prefix="router-", without=("worker_urls", "host", "port", "drain_timeout"))
     return parser
@@ -166,6 +179,8 @@ def _parse(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
         if args.model_path not in (None, args.model):
             parser.error(f"the model is given twice, as {args.model!r} and --model-path {args.model_path!r}")
         args.model_path = args.model
+    if wrong := check_part_flags(args):
+        parser.error(wrong)
     check_launcher_flags(parser, args)
     args.router = router_fields(args)
     if args.dp_size == 1 and args.router:
@@ -237,7 +252,11 @@ def _plan(args: argparse.Namespace) -> PipelinePlan:
     from sglang_omni.serve.launch.preflight import check_gpus, check_system
 
     check_system()
-    config = load_pipeline(args.model_path, args.config, args.revision)
+    if given_parts(args):
+        config = load_cascade(args)
+    else:
+        config = load_pipeline(args.model_path, args.config, args.revision)
+    check_keys(config)
     apply_model_flags(config, args)
     apply_health_flags(config, args)
     check_installed(config)
@@ -281,7 +300,8 @@ def _run_fleet(args: argparse.Namespace) -> int:
     with only_first(share_of_each(devices, args.dp_size)):
         plan = _plan(args)
     config = plan.config
-    if Path(config.model_path).is_absolute() and config.model_path != args.model_path:
+    from_hub = Path(config.model_path).is_absolute() and config.model_path != args.model_path
+    if from_hub and not given_parts(args):
         # Downloaded from the hub: the replicas get the directory, and the name by which it was asked for.
         args.model_path = config.model_path
         args.served_model_name = args.served_model_name or [config.name]

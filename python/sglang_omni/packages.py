@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import logging
 import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,19 @@ def install_line(extra: str) -> str:
     works for a wheel that is in no index.
     """
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def missing(required: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The modules that are not installed, by the command that installs them; empty if all are.
+
+    Args:
+        required: Top-level modules by that command.
+    """
+    absent = {
+        command: [name for name in modules if importlib.util.find_spec(name) is None]
+        for command, modules in required.items()
+    }
+    return {command: modules for command, modules in absent.items() if modules}
 
 
 @cache

@@ -8,7 +8,7 @@ from fake_cuda import DEVICE, Step, fake_gpu
 from graph_recorders import CountingRecorder
 from published import PREDICTOR, code2wav, flash_attention
 
-from sglang_omni.models.qwen3_omni.components import code2wav as component
+from sglang_omni.models.codecs import streamed as component
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.code2wav_scheduler import Chunking, Code2WavScheduler, _Piece
 

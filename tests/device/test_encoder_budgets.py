@@ -11,7 +11,8 @@ from fake_cuda import DEVICE, Step, fake_gpu
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
-from sglang_omni.models.qwen3_omni.components import audio, vision
+from sglang_omni.models.multimodal import audio_tower
+from sglang_omni.models.qwen3_omni.components import vision
 
 VISION = {
     "depth": 27,
@@ -72,7 +73,7 @@ def modules_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: torch.empty(place.shape, dtype=place.dtype) for name, place in real.items()}
 
     monkeypatch.setattr(vision.VisionEncoder, "_places", places)
-    for module in (vision, audio):
+    for module in (vision, audio_tower):
         monkeypatch.setattr(module, "load_component", load)
 
 
@@ -97,7 +98,7 @@ def encoded(kind: str, dtype: torch.dtype) -> tuple[Step, list[Any]]:
             encoder = vision.VisionEncoder("", VISION, dtype, DEVICE)
             items, rows = [visual(*grid) for grid in VISUALS], sum(t * h * w for t, h, w in VISUALS)
         else:
-            encoder = audio.AudioEncoder("", AUDIO, dtype, DEVICE)
+            encoder = audio_tower.AudioEncoder.from_checkpoint("", "", AUDIO, dtype, DEVICE)
             items, rows = [clip(frames) for frames in CLIPS], 13 * 10 + 13 * 2 + 8
         # The one number that is read, on the host: how many rows transformers should split off.
         with Step(rows) as step:

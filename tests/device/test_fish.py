@@ -23,10 +23,12 @@ from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.runner import ModelRunner
 from sglang_omni.models.fish_s2_pro.components import checkpoint as checkpoint_module
-from sglang_omni.models.fish_s2_pro.components import dual_ar
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint, Heads
-from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy, dual_ar_decoder
-from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
+from sglang_omni.models.fish_s2_pro.components.dual_ar import FishFrames, dual_ar_decoder
+from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt
+from sglang_omni.models.frames import strategy as frame_strategy
+from sglang_omni.models.frames.state import FrameState
+from sglang_omni.models.frames.strategy import FrameStrategy
 
 GROUPS, START = 10, 1100
 WIDTHS = {"dim": 2560, "head_dim": 128, "intermediate_size": 9728, "n_head": 32, "n_local_heads": 8}
@@ -74,22 +76,22 @@ def engine(
     # In inference mode, operations would be counted before they are decomposed.
     monkeypatch.setattr(ModelRunner, "execute", inspect.unwrap(ModelRunner.execute))
     monkeypatch.setattr(build, "recorder_for", lambda device, cuda_graph: recorder)
-    monkeypatch.setattr(dual_ar, "recorder_for", lambda device, cuda_graph: recorder)
+    monkeypatch.setattr(frame_strategy, "recorder_for", lambda device, cuda_graph: recorder)
     checkpoint = FishS2Checkpoint.from_dir(tmp_path)
     with fake_gpu():
-        strategy = FishDualARStrategy.from_checkpoint(checkpoint, torch.bfloat16, DEVICE)
+        strategy = FrameStrategy(FishFrames(checkpoint, torch.bfloat16, DEVICE))
         options = EngineOptions(dtype="bfloat16", device=DEVICE, max_total_tokens=4096, prefix_cache=False)
         strategy.record_graphs(options.max_running_requests)
         yield build_omni_engine(dual_ar_decoder(checkpoint, strategy), options)
 
 
-def speak(engine: OmniEngine, temperature: float) -> list[DualARState]:
+def speak(engine: OmniEngine, temperature: float) -> list[FrameState]:
     """Two texts, one of them in a voice of four frames."""
     states = []
     for number in range(2):
         frames = {place: torch.zeros(GROUPS, dtype=torch.long) for place in range(3, 3 + 4 * number)}
         sampling = RequestSampling(temperature=temperature, top_k=30, top_p=0.8, max_new_tokens=50)
-        states.append(DualARState([7] * 20, sampling, prompt_frames=frames))
+        states.append(FrameState(FishPrompt([7] * 20, frames).rows(), sampling))
         request = EngineRequest(str(number), [7] * 20, sampling, state=states[-1], cacheable=False)
         states[-1].generator = request.generator
         engine.add(request)

@@ -9,8 +9,8 @@ import torch
 from fake_cuda import DEVICE, Step, fake_gpu
 
 from sglang_omni.model_runner import media
-from sglang_omni.models.qwen3_omni import aggregate
-from sglang_omni.models.qwen3_omni.aggregate import MediaJoin
+from sglang_omni.models.multimodal import joining
+from sglang_omni.models.multimodal.joining import MediaJoin
 from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 
 TOKENS = TokenIds(audio=7, image=8, video=9)
@@ -29,10 +29,10 @@ def visual(count: int, device: str = DEVICE) -> dict[str, Any]:
 def places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the media are in the prompt, which fake tensors cannot tell: two kinds, the second one first."""
     where = {8: torch.tensor([5, 6]), 9: torch.tensor([], dtype=torch.int64), 7: torch.tensor([1, 2, 3])}
-    monkeypatch.setattr(aggregate, "_places", lambda ids, token: where[token])
-    monkeypatch.setattr(aggregate, "_in_order", lambda at: (at, at if len(at) == 5 else None))
+    monkeypatch.setattr(joining, "_places", lambda ids, token: where[token])
+    monkeypatch.setattr(joining, "_in_order", lambda at: (at, at if len(at) == 5 else None))
     # Of a state's positions the last one is read, on the host.
-    monkeypatch.setattr(aggregate.ThinkerState, "__post_init__", lambda state: None)
+    monkeypatch.setattr(joining.ThinkerState, "__post_init__", lambda state: None)
 
 
 def prompt(visuals: list[Any], audios: list[Any]) -> Any:
@@ -65,7 +65,7 @@ def test_two_kinds_are_joined_on_the_gpu() -> None:
 
 @pytest.mark.usefixtures("places")
 def test_beyond_their_share_rows_are_joined_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregate, "MAX_JOINED_BYTES", (5 + 2 * LEVELS) * HIDDEN * 2)
+    monkeypatch.setattr(joining, "MAX_JOINED_BYTES", (5 + 2 * LEVELS) * HIDDEN * 2)
     join = MediaJoin(TOKENS, DEVICE)
     with fake_gpu():
         states = [join.state(prompt([visual(2)], [{"embeds": rows(3)}]), wants_hidden=True) for _ in range(2)]

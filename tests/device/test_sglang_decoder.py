@@ -181,6 +181,7 @@ def step(model: Any, asked: list[EngineRequest], *, extends: int = 0, strategy: 
         pool = SimpleNamespace(req_to_token=torch.zeros(ROWS + 1, 4096, dtype=torch.int32))
     sampler = OmniSampler([7, 8])
     scheduler = module.HoldingScheduler.__new__(module.HoldingScheduler)
+    scheduler._captures_all = False
     scheduler.model_config = SimpleNamespace(vocab_size=model._config.vocab_size)
     scheduler.sampler, scheduler._decoder, scheduler._strategy = sampler, model, strategy
     scheduler._outbox, scheduler.req_to_token_pool = module.StateSink(), pool

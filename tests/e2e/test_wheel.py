@@ -58,7 +58,13 @@ def test_is_small_and_complete(wheel: Path) -> None:
     assert wheel.stat().st_size < 15 * MEGABYTE
     assert "cp311-abi3" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
-    for part in ("_core.pyi", "py.typed", "_core.abi3.so", "cli/templates/chat/pipeline.yaml"):
+    for part in (
+        "_core.pyi",
+        "py.typed",
+        "_core.abi3.so",
+        "cli/templates/chat/pipeline.yaml",
+        "cli/templates/family/pyproject.toml",
+    ):
         assert f"sglang_omni/{part}" in names
     for text in ("LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.txt"):
         assert any(name.endswith(f".dist-info/licenses/{text}") for name in names), (

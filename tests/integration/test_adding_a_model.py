@@ -20,6 +20,7 @@ from sglang_omni.serve.launch.registry import PipelineError, pipeline_of
 
 PAGE = ShownPage("adding-a-model.md")
 SOURCE = ROOT / "examples/toy_tts"
+TEMPLATE = ROOT / "python/sglang_omni/cli/templates/family"
 RATE, LETTER = 16_000, 1280
 
 
@@ -51,6 +52,11 @@ def speak(url: str, text: str, **fields: object) -> bytes:
     return answer.content
 
 
+def plain(code: str) -> str:
+    """Its lines, wherever they are indented."""
+    return "\n".join(line.strip() for line in code.splitlines() if line.strip())
+
+
 def test_the_page_quotes_the_files() -> None:
     shown = [text for kind, text in PAGE.blocks if kind in ("toml", "python")]
     names = (
@@ -60,8 +66,12 @@ def test_the_page_quotes_the_files() -> None:
         "toy_tts/stages.py",
         "make_checkpoint.py",
     )
-    assert shown == [(SOURCE / name).read_text() for name in names]
-    assert [kind for kind, _ in PAGE.blocks if kind not in ("toml", "python")] == ["console", "text"]
+    assert shown[: len(names)] == [(SOURCE / name).read_text() for name in names]
+    template = [plain(file.read_text()) for file in TEMPLATE.rglob("*.py")]
+    assert [text for text in shown[len(names) :] if not any(plain(text) in file for file in template)] == []
+    assert len(shown) == len(names) + 3
+    kinds = [kind for kind, _ in PAGE.blocks if kind not in ("toml", "python")]
+    assert kinds == ["console", "text", "bash", "text", "text"]
     package = [file.read_text().splitlines() for file in (SOURCE / "toy_tts").glob("*.py")]
     assert sum(map(len, package)) <= 150
 

@@ -20,10 +20,12 @@ from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import EngineKind, EngineOptions
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.models.fish_s2_pro.components import dual_ar
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
-from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy, dual_ar_decoder
-from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
+from sglang_omni.models.fish_s2_pro.components.dual_ar import FishFrames, dual_ar_decoder
+from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt
+from sglang_omni.models.frames import strategy as frame_strategy
+from sglang_omni.models.frames.state import FrameState
+from sglang_omni.models.frames.strategy import FrameStrategy
 
 MAX_NEW_TOKENS = 14
 # Kind of engine, device, and seed of the weights. SGLang computes float32 on CPUs alone.
@@ -50,7 +52,7 @@ class Case(NamedTuple):
     device: str
 
     def engine(self, *, record: bool = False, **options: int) -> Engine:
-        strategy = FishDualARStrategy.from_checkpoint(self.checkpoint, torch.float32, self.device)
+        strategy = FrameStrategy(FishFrames(self.checkpoint, torch.float32, self.device))
         if record:
             strategy.record_graphs(4)
         given = {"max_total_tokens": 1024, "num_threads": 1, "prefix_cache": False, **options}
@@ -63,11 +65,8 @@ class Case(NamedTuple):
     def request(self, index: int, sampling: RequestSampling | None = None) -> EngineRequest:
         speech = self.speeches[index]
         sampling = sampling or RequestSampling(temperature=0.0, max_new_tokens=MAX_NEW_TOKENS)
-        state = DualARState(
-            speech.prompt,
-            sampling,
-            prompt_frames={place: torch.tensor(frame) for place, frame in speech.prompt_frames.items()},
-        )
+        voice = {place: torch.tensor(frame) for place, frame in speech.prompt_frames.items()}
+        state = FrameState(FishPrompt(speech.prompt, voice).rows(), sampling)
         request = EngineRequest(str(index), speech.prompt, sampling, state=state, cacheable=False)
         state.generator = request.generator
         return request
@@ -79,7 +78,7 @@ class Case(NamedTuple):
 
 
 def frames(request: EngineRequest) -> list[list[int]]:
-    assert isinstance(request.state, DualARState)
+    assert isinstance(request.state, FrameState)
     return [frame.tolist() for frame in request.state.frames]
 
 
@@ -151,7 +150,7 @@ def test_drawn_codes_depend_on_the_seed_alone(case: Case) -> None:
 
 def test_frames_of_graphs_are_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = recorder_on(case.device)
-    monkeypatch.setattr(dual_ar, "recorder_for", lambda device, cuda_graph: recorder)
+    monkeypatch.setattr(frame_strategy, "recorder_for", lambda device, cuda_graph: recorder)
     engine = case.engine(record=True)
     together = [case.request(i) for i in range(4)]
     run(engine, together)
@@ -174,10 +173,10 @@ def test_a_missing_or_unknown_tensor_is_named(tmp_path: Path, missing: str) -> N
     index.write_text(json.dumps({"weight_map": weight_map}))
     checkpoint = FishS2Checkpoint.from_dir(path)
     with pytest.raises(ValueError, match=missing):
-        FishDualARStrategy.from_checkpoint(checkpoint, torch.float32)
+        FrameStrategy(FishFrames(checkpoint, torch.float32))
     tensors = load_file(shard)
     save_file({**tensors, "audio_decoder.other": torch.zeros(1)}, shard)
     weight_map |= {missing: shard.name, "audio_decoder.other": shard.name}
     index.write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ValueError, match=r"audio_decoder\.other"):
-        FishDualARStrategy.from_checkpoint(checkpoint, torch.float32)
+        FrameStrategy(FishFrames(checkpoint, torch.float32))

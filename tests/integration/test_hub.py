@@ -31,6 +31,7 @@ FILES = {
     "chat_template.jinja": "x",
     "model-00001-of-00001.safetensors": "weights",
     "consolidated.safetensors": "the same weights",
+    "codec.pth": "a codec",
     "pytorch_model.bin": "the same weights",
     "original/params.json": "{}",
     "README.md": "words",
@@ -88,7 +89,7 @@ def test_what_is_downloaded_and_what_errors_say(hub: FakeHub, tmp_path: Path) ->
     there = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
     assert there == {
         *("config.json", "tokenizer.json", "chat_template.jinja"),
-        "model-00001-of-00001.safetensors",
+        *("model-00001-of-00001.safetensors", "codec.pth"),
     }
     assert "Bearer hf_mine" in hub.tokens
     downloads = {path: count for path, count in hub.requests.items() if path.startswith("GET /org/whole/")}

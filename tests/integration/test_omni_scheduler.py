@@ -167,3 +167,32 @@ def test_flushed_prefixes_are_computed_again(stage: Stage) -> None:
     assert cached("again") == 4
     stage.scheduler.flush_cache()
     assert cached("flushed") == 0
+
+
+def test_a_request_may_be_followed_by_another(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> None:
+    stage = Stage(tiny_checkpoint("llama"), max_total_tokens=400)
+
+    def follow_up(payload: StagePayload, request: EngineRequest) -> EngineRequest | None:
+        # The one that follows goes on where the first stopped; a wrong one is refused by the engine.
+        if request.prompt_token_ids != PROMPT:
+            return None
+        prompt = payload.request.params.get("follower") or PROMPT + request.output_token_ids
+        return EngineRequest(payload.request_id, prompt, request.sampling)
+
+    stage.scheduler = OmniScheduler(
+        stage.engine, stage.build, stage.result, stage.stream, follow_up=follow_up
+    )
+    expected = tiny_checkpoint("llama").greedy(PROMPT, 8)
+    with running(stage.scheduler):
+        stage.submit("whole", stream=True, max_new_tokens=4)
+        messages = [stage.next() for _ in range(9)]
+        assert [message.data for message in messages[:8]] == [[token] for token in expected]
+        assert messages[8].data.data == expected[4:]
+        # A follower that the engine refuses is that request's error; the next request is answered.
+        stage.submit("refused", follower=[-1], max_new_tokens=2)
+        answer = stage.next()
+        assert (answer.request_id, answer.type) == ("refused", "error")
+        assert answer.data.param == "prompt_token_ids"
+        stage.submit("next", max_new_tokens=4)
+        assert stage.next().data.data == expected[4:]
+    assert stage.engine.stats()["kv_used_tokens"] == 0

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from sglang_omni.families import FAMILIES
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "sglang_omni"
 LONGEST_FILE = 500
@@ -78,6 +80,25 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     modules = _sources()
     graph = {module: _imports(tree, modules) for module, (_, tree) in modules.items()}
     assert _circles(graph) == []
+
+
+def test_no_family_of_models_imports_another() -> None:
+    """What two of them need has a room beside them, with no family's name, which imports none of them."""
+    owners = {family.name: family.config.partition(":")[0].rpartition(".")[0] for family in FAMILIES}
+    modules = _sources()
+
+    def family_of(module: str) -> str | None:
+        return next((name for name, room in owners.items() if f"{module}.".startswith(f"{room}.")), None)
+
+    found = {
+        (family_of(module), other, imported)
+        for module, (_, tree) in modules.items()
+        if module.startswith("sglang_omni.models.")
+        for imported in _imports(tree, modules)
+        if (other := family_of(imported)) not in (None, family_of(module))
+    }
+    # Its thinker is one of the language models.
+    assert {(family, other) for family, other, _ in found} == {("speech_chat", "text")}, found
 
 
 def test_no_two_public_classes_have_one_name() -> None:

@@ -23,11 +23,11 @@ from sglang_omni.config import (
 from sglang_omni.config.factory_args import complete_factory_args
 from sglang_omni.config.imports import inspect_path
 from sglang_omni.config.overrides import override_stage
+from sglang_omni.models.multimodal.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniColocatedPipelineConfig,
     Qwen3OmniPipelineConfig,
     Qwen3OmniThinkerPipelineConfig,
-    place_on_gpus,
 )
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 

@@ -35,7 +35,7 @@ UNIT_TESTS = (
     *("client", "engine", "preprocessing", "qwen3_omni", "scheduling", "serve", "speech_chat"),
     *("test_codec_torch.py", "test_stage_edge_queue.py", "test_stage_profiler.py"),
 )
-PARITY = ("--seeds", "1", "--shapes", "default", "--engines", "omni")
+PARITY = ("-m", "parity", "qwen3_omni", "--shapes", "default")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 CHECKS: dict[str, tuple[str, ...]] = {
-    "parity with transformers": (str(ROOT / "tests" / "soak" / "qwen3_omni_parity.py"), *PARITY),
+    "parity with transformers": PARITY,
     "server and clients": (str(ROOT / "tests" / "versions" / "served.py"),),
     "unit tests": (
         *("-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"),

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from sglang_omni.cli.commands import COMMANDS, CommandMain
+from sglang_omni.cli.tiny_checkpoint import MAKERS
 from sglang_omni.versions.argparse import arguments_of, subparsers_of
 
 # Commands that hand what follows a first word on to parsers of their own.
 HANDED_ON = {
     "route": {"top": "show a router's workers, live"},
-    "make-tiny-checkpoint": {"qwen3_omni": "of Qwen3-Omni"},
+    "make-tiny-checkpoint": {name: f"of the family {name}" for name in MAKERS},
 }
 _LONGEST_HELP = 70
 

@@ -50,7 +50,7 @@ COMMANDS = (
     Command("bench", "sglang_omni.bench.command", "measure a server: bench serve sends it load"),
     Command("trace", "sglang_omni.cli.trace", "fetch what a request did when, for ui.perfetto.dev"),
     Command("config", "sglang_omni.cli.config", "show or check a pipeline's config"),
-    Command("new", "sglang_omni.cli.new", "make a pipeline of your own: functions, a config and tests"),
+    Command("new", "sglang_omni.cli.new", "make a pipeline or a model family of your own, with tests"),
     Command("doctor", "sglang_omni.cli.doctor", "say what this machine has and lacks to serve models"),
     Command(
         "make-tiny-checkpoint",

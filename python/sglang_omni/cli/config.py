@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_omni.command_line import CommandParser
+from sglang_omni.serve.launch.part_flags import add_part_flags, check_part_flags, given_parts, load_cascade
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
@@ -27,15 +28,23 @@ _SUFFIXES = {".svg": "svg", ".mmd": "mermaid", ".mermaid": "mermaid"}
 def main(argv: Sequence[str], *, prog: str) -> int:
     """Prints what is asked for; returns 1 and the reasons if the config is wrong."""
 
-    args = _parser(prog).parse_args(argv)
+    parser = _parser(prog)
+    args = parser.parse_args(argv)
+    if wrong := check_part_flags(args):
+        parser.error(wrong)
     from sglang_omni.config import ConfigError, describe_config, resolve_config, validate_config
     from sglang_omni.serve.launch.pipelines import LaunchError, fit_gpus, load_pipeline
 
     try:
-        config = load_pipeline(args.model_path, args.file, weights=False)
+        if given_parts(args):
+            config = load_cascade(args, weights=False)
+        else:
+            config = load_pipeline(args.model_path, args.file, weights=False)
         memory = fit_gpus(config, elsewhere=True)
         if args.action == "view":
             print(describe_config(config))
+            for name, pipeline in getattr(config, "pipelines", dict)().items():
+                print(f"\n{name}: {describe_config(pipeline)}")
         elif args.action == "validate":
             validate_config(config)
             print(f"{config.name}: {len(config.stages)} stages, no problem found")
@@ -82,6 +91,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("file", nargs="?", type=Path, help="YAML or JSON; default: speech-chat")
         action.add_argument("--model-path", help="as in sgl-omni serve")
+        add_part_flags(action)
         if name == "resolve":
             add_launcher_flag(action)
         if name == "graph":

@@ -1,27 +1,34 @@
-"""``sgl-omni models``: what a running server serves, or what this installation could."""
+"""``sgl-omni models``: what a running server serves, or which families this installation could."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.cli.connection import add_connection_flags, connect, run
 from sglang_omni.command_line import CommandParser
 
+if TYPE_CHECKING:
+    from sglang_omni.families import Family
+    from sglang_omni.serve.launch.registry import InstalledFamily
+
 
 def main(argv: Sequence[str], *, prog: str) -> int:
-    """Prints a table; returns the exit status."""
+    """Prints a table, or JSON; returns the exit status."""
     parser = CommandParser(
         prog=prog,
-        description="List what a server serves. If none runs, or with --local: what this installation can.",
+        description="List what a server serves. If none runs, or with --local: the families of models that "
+        "this installation serves, and with what the answers of each were compared.",
     )
-    parser.add_argument(
-        "--local", action="store_true", help="ask no server; list the pipelines that are installed here"
-    )
+    parser.add_argument("--local", action="store_true", help="ask no server; list the families of models")
+    parser.add_argument("--json", action="store_true", help="print JSON, with all that is known of each")
     add_connection_flags(parser, with_model=False)
     args = parser.parse_args(argv)
-    return run(prog, lambda: _installed() if args.local else _served(args))
+    return run(prog, lambda: _families(args) if args.local else _served(args))
 
 
 def _served(args: argparse.Namespace) -> int:
@@ -32,7 +39,10 @@ def _served(args: argparse.Namespace) -> int:
             models = client.models()
     except ServerUnreachable as exc:
         print(f"{exc}. What `sgl-omni serve MODEL` can serve here:\n", file=sys.stderr)
-        return _installed()
+        return _families(args)
+    if args.json:
+        _print_json([asdict(model) for model in models])
+        return 0
     _print_table(
         [
             ("MODEL", "TASKS", "TAKES", "GIVES"),
@@ -50,18 +60,47 @@ def _served(args: argparse.Namespace) -> int:
     return 0
 
 
-def _installed() -> int:
-    from sglang_omni.serve.launch.pipelines import DEFAULT_MODEL
-    from sglang_omni.serve.launch.registry import pipelines
+def _families(args: argparse.Namespace) -> int:
+    from sglang_omni.packages import missing
+    from sglang_omni.serve.launch.registry import families
 
-    print(f"{DEFAULT_MODEL} is bundled. Checkpoints are served by their architecture or model_type:\n")
-    rows = [(each.name, each.owner, each.target.replace(":", ".")) for each in pipelines()]
-    _print_table([("CHECKPOINT", "PIPELINE OF", "CONFIG"), *rows])
+    found = families()
+    absent = {each.family.name: missing(dict(each.family.packages)) for each in found}
+    if args.json:
+        _print_json([_fields(each, absent[each.family.name]) for each in found])
+        return 0
+    print("\n\n".join(_told(each.family) for each in found))
+    for each in found:
+        if each.problem:
+            print(f"\n{each.family.name}: {each.problem}")
+        for command, modules in absent[each.family.name].items():
+            print(f"\n{each.family.name} lacks {', '.join(modules)} here:\n  {command}")
     return 0
 
 
-def _listed(names: list[str] | None) -> str:
-    return "?" if names is None else ", ".join(names)
+def _told(family: Family) -> str:
+    # The bundled model is no checkpoint; of a family that names none, the pipeline runs from Python alone.
+    checkpoints = ", ".join(family.checkpoints) or (
+        "bundled as speech-chat" if family.name == "speech_chat" else "from Python"
+    )
+    lines = (
+        f"{_listed(family.takes)} -> {_listed(family.gives)}; tasks: {_listed(family.tasks or ['none'])}",
+        f"checkpoints: {checkpoints}",
+        f"engines: {_listed(family.engines)}; proved against: {family.proved_against or '?'}",
+    )
+    return f"{family.name}\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _fields(each: InstalledFamily, absent: dict[str, list[str]]) -> dict[str, Any]:
+    return {**asdict(each.family), "owner": each.owner, "problem": each.problem, "missing": absent}
+
+
+def _print_json(value: list[dict[str, Any]]) -> None:
+    print(json.dumps(value, indent=1))
+
+
+def _listed(names: Sequence[str] | None) -> str:
+    return ", ".join(names) if names else "?"
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

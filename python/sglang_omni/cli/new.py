@@ -1,9 +1,8 @@
-"""``sgl-omni new``: makes the folder of a pipeline of your own, which is served and tested as it is."""
+"""``sgl-omni new``: makes a pipeline or a model family of your own, which is served and tested as it is."""
 
 from __future__ import annotations
 
 import keyword
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,9 +28,8 @@ _TEMPLATES = {
         "curl 127.0.0.1:8000/v1/audio/transcriptions -F file=@recording.wav",
     ),
 }
-# In every project, in this order.
-_FILES = ("pipeline.py", "pipeline.yaml", "test_pipeline.py", "conftest.py", "README.md")
-_NAME = "my_pipeline"
+# What the names in the templates are replaced by: the folder's name, also as a class begins with it.
+_NAME, _FAMILY, _CLASS = "my_pipeline", "my_family", "MyFamily"
 
 
 def main(argv: Sequence[str], *, prog: str) -> int:
@@ -42,31 +40,54 @@ def main(argv: Sequence[str], *, prog: str) -> int:
         print(f"{prog}: {problem}", file=sys.stderr)
         return 1
     try:
-        make_project(folder, args.template)
+        files = make_project(folder, "family" if args.family else args.template)
     except OSError as exc:
         print(f"{prog}: {folder} cannot be made: {exc.strerror}", file=sys.stderr)
         return 1
+    name = folder.name
+    if args.family:
+        print(f"{folder} is a package with a family of models that speak: {', '.join(files)}")
+        print(f"Install it: cd {folder} && pip install --no-deps --no-build-isolation -e .")
+        print(f"Try it:     sgl-omni make-tiny-checkpoint {name} checkpoint && sgl-omni serve checkpoint")
+        print("Prove it:   pip install pytest && pytest")
+        return 0
     does, trial = _TEMPLATES[args.template]
-    print(f"{folder} {does}: {', '.join(_FILES)}")
+    print(f"{folder} {does}: {', '.join(files)}")
     print(f"Serve it:  cd {folder} && sgl-omni serve --config pipeline.yaml")
     print(f"Ask it:    {trial}")
     print("Test it:   pip install pytest && pytest")
     return 0
 
 
-def make_project(folder: Path, template: str) -> None:
-    """Writes a template's files into ``folder``, whose name the pipeline gets.
+def make_project(folder: Path, template: str) -> list[str]:
+    """Writes a template's files into ``folder``, whose name the pipeline or family gets.
+
+    Returns:
+        The files' paths in the folder.
 
     Raises:
         OSError: It cannot be written, or is not empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in _FILES:
-        source = next(path for kind in (template, "any") if (path := _FOLDER / kind / name).exists())
-        shutil.copyfile(source, folder / name)
-        if name in ("pipeline.yaml", "README.md"):
+    words = {_NAME: folder.name, _FAMILY: folder.name, _CLASS: _class_name(folder.name)}
+    written = []
+    for kind in (template,) if template == "family" else (template, "any"):
+        for source in sorted(path for path in (_FOLDER / kind).rglob("*") if path.is_file()):
+            path = str(source.relative_to(_FOLDER / kind))
+            if "__pycache__" in path:
+                continue
             text = source.read_text(encoding="utf-8")
-            (folder / name).write_text(text.replace(_NAME, folder.name), encoding="utf-8")
+            for word, own in words.items():
+                path, text = path.replace(word, own), text.replace(word, own)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def _class_name(name: str) -> str:
+    """``my_family`` as ``MyFamily``."""
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_"))
 
 
 def _problem(folder: Path) -> str | None:
@@ -86,12 +107,20 @@ def _parser(prog: str) -> CommandParser:
     does = "; ".join(f"{name}: {what}" for name, (what, _) in _TEMPLATES.items())
     parser = CommandParser(
         prog=prog,
-        description="Make a pipeline of your own: a folder with functions, a config, and tests that pass.",
+        description="Make a pipeline of your own: a folder with functions, a config, and tests that pass. Or "
+        "with --family a package for a family of models, whose checkpoints are then served by their path.",
     )
     parser.add_argument(
         "folder", type=Path, metavar="NAME", help="the folder to make, and the pipeline's name"
     )
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--family",
+        action="store_true",
+        help="a package with a family: config, stages around an autoregressive model, random checkpoints, "
+        "and a test that compares it with a reference",
+    )
+    kinds.add_argument(
         "--template", choices=tuple(_TEMPLATES), default="chat", help=f"{does} (default: %(default)s)"
     )
     return parser

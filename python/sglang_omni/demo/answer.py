@@ -14,7 +14,7 @@ from sglang_omni.demo.report import DemoFailed, label, show
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """A joined answer; ``times`` are the seconds from the request to its first and last parts."""
 
     text: str = ""
@@ -45,10 +45,10 @@ class Answer:
         self.last = chunk
 
 
-def ask(client: SyncClient, request: GenerateRequest) -> Answer:
+def ask(client: SyncClient, request: GenerateRequest) -> TimedAnswer:
     """Shows the transcript of the request's audio, and the answer's text while it comes."""
     began = time.monotonic()
-    answer = Answer()
+    answer = TimedAnswer()
     for chunk in client.completion_stream(request, audio_format="pcm16"):
         if chunk.input_transcript:
             show("heard", chunk.input_transcript)
@@ -61,7 +61,7 @@ def ask(client: SyncClient, request: GenerateRequest) -> Answer:
     return answer
 
 
-def show_times(answer: Answer) -> None:
+def show_times(answer: TimedAnswer) -> None:
     """Shows when the parts of the answer came, and the work of each stage."""
     for name, seconds in sorted(answer.times.items(), key=lambda item: item[1]):
         show(name, f"after {seconds:.2f} s")

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from sglang_omni.client import GenerateRequest, SamplingParams, SpeechResult, SyncClient
-from sglang_omni.demo.answer import Answer, ask, show_times
+from sglang_omni.demo.answer import TimedAnswer, ask, show_times
 from sglang_omni.demo.hearing import let_hear, show_next
 from sglang_omni.demo.report import DemoFailed, save, show
 from sglang_omni.demo.servers import servers
@@ -48,7 +48,7 @@ def _converse(client: SyncClient, question: str, folder: Path) -> None:
     show("served by", f"replica {answer.last.worker}" if answer.last.worker else "no replica that is named")
 
 
-def _ask(client: SyncClient, question: SpeechResult) -> Answer:
+def _ask(client: SyncClient, question: SpeechResult) -> TimedAnswer:
     data = base64.b64encode(question.audio_bytes).decode("ascii")
     part = {"type": "input_audio", "input_audio": {"data": data, "format": question.format}}
     request = GenerateRequest(

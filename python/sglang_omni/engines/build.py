@@ -111,7 +111,7 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     decode = None
     if not gathers:
         max_pages = min(num_pages, -(-context_length // page_size))
-        decode = DecodeStep(model, cache, max_pages=max_pages)
+        decode = DecodeStep(model, cache, max_pages=max_pages, captures=spec.captures_all)
         recorder = recorder_for(device, cuda_graph=options.cuda_graph and tp.size == 1)
         if recorder is not None:
             decode.record_graphs(recorder, options.max_running_requests)
@@ -136,8 +136,10 @@ def _build_runner(
 ) -> ModelRunner:
     if spec.strategy is not None:
         return FeedbackARModelRunner(model, cache, spec.strategy, spec.suppress_token_ids, decode)
-    if spec.config.mrope_section is not None:
+    if spec.takes_media or spec.config.mrope_section is not None:
         from sglang_omni.model_runner.thinker_runner import ThinkerModelRunner
 
-        return ThinkerModelRunner(model, cache, spec.suppress_token_ids, decode)
+        return ThinkerModelRunner(
+            model, cache, spec.suppress_token_ids, decode, captures_all=spec.captures_all
+        )
     return ModelRunner(model, cache, spec.suppress_token_ids, decode)

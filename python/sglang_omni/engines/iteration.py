@@ -33,6 +33,7 @@ class IterationController:
         # An end token is no text: the detokenizer does not see it.
         if (
             ends
+            or (request.ends is not None and request.ends())
             or (request.detokenizer is not None and request.detokenizer.feed([token]))
             or (grammar is not None and grammar.is_over)
         ):

@@ -108,9 +108,12 @@ class DecoderSpec:
         component: Prefix of the names of the decoder's tensors. One that is not used is an error.
         capture_layer: ``hidden_states[capture_layer]`` (transformers' numbering) of prompts is kept, for
             states that want it.
+        captures_all: Whether these are kept of all tokens, also of those that are generated, and not of
+            prompts with media alone.
         strategy: For models whose input rows are not embeddings of their tokens.
         suppress_token_ids: Tokens that are never chosen.
         open_checkpoint: Reads checkpoints whose tensors have other names or layouts.
+        takes_media: Whether prompts may have rows of media; always so for positions on three axes.
     """
 
     model_path: Path
@@ -118,9 +121,11 @@ class DecoderSpec:
     weights: WeightNames = field(default_factory=WeightNames)
     component: str = ""
     capture_layer: int | None = None
+    captures_all: bool = False
     strategy: FeedbackStrategy | None = None
     suppress_token_ids: tuple[int, ...] = ()
     open_checkpoint: OpenCheckpoint = Checkpoint
+    takes_media: bool = False
 
     @classmethod
     def from_dir(cls, model_path: str | Path) -> DecoderSpec:

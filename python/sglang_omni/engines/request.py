@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, Protocol
@@ -69,9 +70,11 @@ class EngineRequest(BaseRequest):
         key_token_ids: Compared by the prefix cache instead of the prompt's tokens. Ids outside the vocabulary
             stand for the content of media, where the prompt has placeholders.
         cacheable: True if equal tokens have equal keys and values, which can then be shared. If not, the
-            prompt's tokens are placeholders, and penalties ignore them.
+            prompt's tokens are placeholders, and penalties ignore them unless ``penalizes_prompt``.
+        penalizes_prompt: True if penalties see the placeholders of a prompt that is not cacheable.
         adapter: The LoRA adapter that computes it, by name; None for the bare model.
         grammar: What the output must match, if ``sampling`` names a grammar; it takes each output token.
+        ends: Asked after each token whether the sequence ends with it, for models whose end no token tells.
         demands: What the sampler does for this request alone; None for most requests.
         prompt_scores: Set if the prompt's log-probabilities are wanted.
         cached_tokens: Prompt tokens found in the cache when the request first ran.
@@ -87,8 +90,10 @@ class EngineRequest(BaseRequest):
     positions: RotaryPositions | None = None
     key_token_ids: list[int] | None = None
     cacheable: bool = True
+    penalizes_prompt: bool = False
     adapter: str | None = None
     grammar: GrammarState | None = None
+    ends: Callable[[], bool] | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     cached_tokens: int = 0
@@ -150,7 +155,7 @@ class EngineRequest(BaseRequest):
         """What the sampler needs for the next token. Draws a random number: call once for each token."""
         params = self.sampling
         if params.has_penalties and self.history is None:
-            prompt = self.prompt_token_ids if self.cacheable else ()
+            prompt = self.prompt_token_ids if self.cacheable or self.penalizes_prompt else ()
             self.history = TokenHistory(vocab_size, prompt, self.output_token_ids)
         if self.demands is not None:
             # A step that failed after its choice is computed again.

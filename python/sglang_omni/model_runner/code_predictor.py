@@ -5,8 +5,9 @@ Qwen3-Omni's talker calls it code predictor, Fish Audio's models call it fast AR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +15,17 @@ from torch.nn.functional import embedding, linear, scaled_dot_product_attention,
 
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.norm import PlainNorm
+from sglang_omni.model_runner.rope import inverse_frequencies
 
 # Chooses codes (B,) int64 of one group (from 1 on) by their logits (B, vocab_size).
 Choose = Callable[[Tensor, int], Tensor]
 
 
 class PredictorConfig(NamedTuple):
-    """A Llama-like decoder; names as in ``config.json``s. ``num_code_groups`` counts the first code."""
+    """A Llama-like decoder; names as in ``config.json``s. ``num_code_groups`` counts the first code.
+
+    ``rope_scaling`` holds the parameters of a scaled rotary embedding, without theta.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -33,6 +38,7 @@ class PredictorConfig(NamedTuple):
     rope_theta: float
     num_code_groups: int
     qk_norm: bool
+    rope_scaling: Mapping[str, Any] = MappingProxyType({})
 
 
 class PredictorLayer(NamedTuple):
@@ -225,8 +231,7 @@ def _load_layer(config: PredictorConfig, checkpoint: Checkpoint, prefix: str) ->
         q_norm, k_norm = take("self_attn.q_norm", dim), take("self_attn.k_norm", dim)
         norms = torch.cat((q_norm.expand(heads, dim), k_norm.expand(kv_heads, dim))).float().cpu()
         norms *= PlainNorm.of(dim, config.rms_norm_eps, q_norm.device).scale
-    exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
-    angles = torch.outer(torch.arange(config.num_code_groups).float(), 1.0 / config.rope_theta**exponents)
+    angles = torch.outer(torch.arange(config.num_code_groups).float(), inverse_frequencies(config))
     cos = torch.cat((angles, angles), -1).cos().unsqueeze(1)
     # rotate_half(x * w) * sin == roll(x) * (roll(w) * signed sin).
     sin = torch.cat((-angles, angles), -1).sin().unsqueeze(1)

@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import Any
 
 # Qwen3-Omni's two decoders are described by a part of its config.json: thinker_config.text_config and
-# talker_config.text_config.
+# talker_config.text_config. Those of Qwen2.5-Omni by thinker_config.text_config and talker_config.
 THINKER, TALKER = "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", THINKER, TALKER)
+DENSE_THINKER, DENSE_TALKER = "qwen2_5_omni_text", "qwen2_5_omni_talker"
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", THINKER, TALKER, DENSE_THINKER, DENSE_TALKER)
+# The usual split of channels of families whose positions have three axes.
+_MROPE = {
+    THINKER: (24, 20, 20),
+    TALKER: (24, 20, 20),
+    DENSE_THINKER: (16, 24, 24),
+    DENSE_TALKER: (16, 24, 24),
+}
+# Of queries, keys and values, and of no other projection.
+_BIASED = ("qwen2", DENSE_THINKER, DENSE_TALKER)
 # For a config.json without it.
-_THETA = {THINKER: 1_000_000.0}
+_THETA = {THINKER: 1_000_000.0, DENSE_THINKER: 1_000_000.0, DENSE_TALKER: 1_000_000.0}
 
 
 @dataclass(frozen=True)
@@ -22,8 +32,12 @@ class DecoderConfig:
 
     Attributes:
         rope_scaling: The checkpoint's parameters of a scaled rotary embedding, without theta.
-        mrope_section: The pairs of channels that turn by time, height and width, if positions have three axes
-            (interleaved as T H W T H W ..., the rest by time); None for plain positions.
+        embedding_size: Width of the embeddings, if a strategy makes the input rows of narrower ones; None for
+            ``hidden_size``.
+        mrope_section: The pairs of channels that turn by time, height and width, if positions have three
+            axes; None for plain positions.
+        mrope_interleaved: Whether these are interleaved as T H W T H W ..., the rest by time. If not, those
+            by time come first, then those by height, then those by width.
         num_experts: 0 if no layer is sparse.
         norm_topk_prob: Whether the weights of a token's experts are scaled to sum to 1.
         shared_expert_intermediate_size: Width of the expert that every token passes; 0 for none.
@@ -46,7 +60,9 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    embedding_size: int | None = None
     mrope_section: tuple[int, int, int] | None = None
+    mrope_interleaved: bool = True
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -115,7 +131,11 @@ class DecoderConfig:
         rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
         theta = rope.pop("rope_theta", None) or fields.get("rope_theta") or _THETA.get(family, 10000.0)
         rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
-        mrope_section = _mrope_section(rope) if family in (THINKER, TALKER) else None
+        interleaved = family in (THINKER, TALKER)
+        mrope_section = _mrope_section(rope, _MROPE[family], interleaved) if family in _MROPE else None
+        # Older checkpoints call the usual embedding by what their positions are.
+        if mrope_section is not None and rope["rope_type"] == "mrope":
+            rope["rope_type"] = "default"
         heads = int(fields["num_attention_heads"])
         attention_bias = bool(fields.get("attention_bias", False))
         eos = fields.get("eos_token_id")
@@ -133,11 +153,13 @@ class DecoderConfig:
             rope_theta=float(theta),
             rope_scaling=rope,
             tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
-            qkv_bias=family == "qwen2" or attention_bias,
-            o_bias=family != "qwen2" and attention_bias,
+            qkv_bias=family in _BIASED or attention_bias,
+            o_bias=family not in _BIASED and attention_bias,
             mlp_bias=bool(fields.get("mlp_bias", False)),
             qk_norm=family.startswith("qwen3"),
+            embedding_size=fields.get("embedding_size"),
             mrope_section=mrope_section,
+            mrope_interleaved=interleaved,
             **(_experts(family, fields) if family in (THINKER, TALKER, "qwen3_moe") else {}),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
         )
@@ -160,9 +182,15 @@ def _experts(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return experts
 
 
-def _mrope_section(rope: dict[str, Any]) -> tuple[int, int, int]:
+def _mrope_section(
+    rope: dict[str, Any], usual: tuple[int, int, int], interleaved: bool
+) -> tuple[int, int, int]:
     for name in ("interleaved", "mrope_interleaved"):
-        if rope.pop(name, True) is False:
-            raise ValueError(f"{name} false is not supported: this model interleaves its rotary sections")
-    time, height, width = rope.pop("mrope_section", (24, 20, 20))
+        if rope.pop(name, interleaved) is not interleaved:
+            does = "interleaves" if interleaved else "does not interleave"
+            raise ValueError(
+                f"{name} {str(not interleaved).lower()} is not supported: this model {does} its rotary "
+                "sections"
+            )
+    time, height, width = rope.pop("mrope_section", usual)
     return int(time), int(height), int(width)

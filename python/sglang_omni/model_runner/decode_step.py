@@ -23,16 +23,20 @@ class DecodeStep:
 
     Args:
         max_pages: The most pages of a sequence.
+        captures: Whether to store the hidden states of the cache's ``capture_layer``.
 
     Attributes:
         max_rows: Steps of up to so many rows are filled up to the next of ``BATCH_SIZES``, and replayed.
     """
 
-    def __init__(self, model: Decoder, cache: PagedKVCache, *, max_pages: int) -> None:
+    def __init__(
+        self, model: Decoder, cache: PagedKVCache, *, max_pages: int, captures: bool = False
+    ) -> None:
         self.max_pages = max_pages
         self.max_rows = 0
         self._model = model
         self._cache = cache
+        self._captures = captures
         self._mrope = model.config.mrope_section is not None
         self._graphed = GraphedStep("the decoder's step", model.device, self._forward)
 
@@ -95,4 +99,4 @@ class DecodeStep:
                 max_length=self.max_pages * self._cache.page_size,
             ),
         )
-        return (self._model.forward(hidden, batch, self._cache),)
+        return (self._model.forward(hidden, batch, self._cache, capture=self._captures),)

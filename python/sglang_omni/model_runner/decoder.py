@@ -1,4 +1,4 @@
-"""The decoders of Llama, Qwen2, Qwen3 and Qwen3-Omni: one plain forward pass over a flat batch of tokens."""
+"""Decoders of Llama, Qwen2, Qwen3 and their Omni models: one plain forward over a flat batch of tokens."""
 
 from __future__ import annotations
 
@@ -92,14 +92,15 @@ class Decoder:
         config = config or DecoderConfig.from_dir(model_path)
         local = group.split_heads(config)
         checkpoint = open_checkpoint(model_path, dtype, component, device=device)
-        embed = checkpoint.take(names.embed_tokens, (config.vocab_size, config.hidden_size))
+        width = config.embedding_size or config.hidden_size
+        embed = checkpoint.take(names.embed_tokens, (config.vocab_size, width))
         layers = [
             _load_layer(checkpoint, config, index, f"{names.layers}.{index}", group)
             for index in range(config.num_hidden_layers)
         ]
         norm = RMSNorm.of(checkpoint.take(names.norm, (config.hidden_size,)), config.rms_norm_eps)
         tied = config.tie_word_embeddings
-        lm_head = embed if tied else checkpoint.take(names.lm_head, tuple(embed.shape))
+        lm_head = embed if tied else checkpoint.take(names.lm_head, (config.vocab_size, config.hidden_size))
         checkpoint.finish(optional=(names.lm_head,) if tied else ())
         return cls(local, embed, layers, norm, Linear(group.shard_rows_padded(lm_head)), group)
 

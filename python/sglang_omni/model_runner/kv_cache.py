@@ -56,7 +56,7 @@ class PagedKVCache:
                 f"capture_layer is {capture_layer}, but the model has {config.num_hidden_layers} layers"
             )
         self.capture_layer = capture_layer
-        captured = 0 if capture_layer is None else num_pages * page_size
+        captured = 0 if capture_layer is None else (num_pages + 1) * page_size
         self._captured = torch.zeros((captured, config.hidden_size), dtype=dtype, device=device)
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -27,8 +27,12 @@ class ThinkerState:
         deepstack: (v, H) each. ``deepstack[k]`` is added to the visual rows after layer k (DeepStack,
             arXiv:2406.04334).
         wants_hidden: Whether ``media_hidden`` is wanted.
+        wants_rows: Whether ``rows`` are wanted, of a decoder that captures all.
         media_hidden: Output, (m, H): ``hidden_states[capture_layer]`` (transformers' numbering) of the media
             rows, set by the time of the first token.
+        rows: Output, (n, H) each: ``hidden_states[capture_layer]`` of the sequence's tokens whose successors
+            are known, from where ``take_rows`` left off.
+        num_rows: How many of these tokens there are.
     """
 
     media_positions: Tensor
@@ -37,6 +41,9 @@ class ThinkerState:
     deepstack: tuple[Tensor, ...] = ()
     wants_hidden: bool = False
     media_hidden: Tensor | None = None
+    wants_rows: bool = False
+    rows: list[Tensor] = field(default_factory=list)
+    num_rows: int = 0
 
     def __post_init__(self) -> None:
         count, visual = len(self.media_positions), len(self.visual_positions)
@@ -50,6 +57,16 @@ class ThinkerState:
 
     def is_ready(self, num_tokens: int) -> bool:
         return True
+
+    def add_rows(self, rows: Tensor) -> None:
+        """Adds the rows (n, H) of the next tokens."""
+        self.rows.append(rows)
+        self.num_rows += len(rows)
+
+    def take_rows(self) -> list[Tensor]:
+        """The rows since the last call."""
+        rows, self.rows = self.rows, []
+        return rows
 
 
 class Deepstack(NamedTuple):
@@ -111,6 +128,16 @@ def captures_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerSt
             and span.start + span.num_tokens >= state.media_end
         ):
             yield index, state
+
+
+def rows_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState, int, int]]:
+    """Index and state of the spans that sample, if their rows are wanted; and the first row that is due and
+    the one after the last. What is computed again, after a preemption, is not due again."""
+    for index, span in enumerate(spans):
+        state = span.state
+        end = span.start + span.num_tokens
+        if isinstance(state, ThinkerState) and state.wants_rows and span.samples and state.num_rows < end:
+            yield index, state, state.num_rows, end
 
 
 def _with_media(spans: Sequence[SequenceSpan]) -> Iterator[tuple[SequenceSpan, ThinkerState]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,20 @@ from torch import Tensor
 from sglang_omni.model_runner.config import DecoderConfig
 
 
-def inverse_frequencies(config: DecoderConfig) -> Tensor:
+class RotaryShape(Protocol):
+    """What the frequencies depend on; names as in ``DecoderConfig``."""
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def rope_theta(self) -> float: ...
+
+    @property
+    def rope_scaling(self) -> Mapping[str, Any]: ...
+
+
+def inverse_frequencies(config: RotaryShape) -> Tensor:
     """Radians per position for each pair of channels, (head_dim / 2,) float32.
 
     Raises:
@@ -56,7 +69,8 @@ class RotaryEmbedding:
         frequencies = inverse_frequencies(config)
         self._frequencies = frequencies.to(device)
         if config.mrope_section is not None:
-            self._axis_of_pair = _interleaved_axes(config.mrope_section, self._half).to(device)
+            axes = _interleaved_axes if config.mrope_interleaved else _adjacent_axes
+            self._axis_of_pair = axes(config.mrope_section, self._half).to(device)
         else:
             positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
             # Computed on the CPU, so that every device has the same table.
@@ -89,3 +103,11 @@ def _interleaved_axes(section: tuple[int, int, int], pairs: int) -> Tensor:
     _, height, width = section
     limit = torch.tensor([pairs, 3 * height, 3 * width])
     return torch.where(pair < limit[axis], axis, 0)
+
+
+def _adjacent_axes(section: tuple[int, int, int], pairs: int) -> Tensor:
+    """The axis that turns each pair of channels, (pairs,) int64: T T ... H H ... W W ..."""
+    axes = torch.repeat_interleave(torch.arange(3), torch.tensor(section))
+    if len(axes) != pairs:
+        raise ValueError(f"mrope_section {list(section)} must sum up to {pairs}, half of a head's channels")
+    return axes

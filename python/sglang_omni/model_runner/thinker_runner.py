@@ -4,15 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.batch import ForwardBatch
-from sglang_omni.model_runner.media import captures_due, deepstack_of, has_media, merge_media
+from sglang_omni.model_runner.decode_step import DecodeStep
+from sglang_omni.model_runner.decoder import Decoder
+from sglang_omni.model_runner.kv_cache import PagedKVCache
+from sglang_omni.model_runner.media import captures_due, deepstack_of, has_media, merge_media, rows_due
 from sglang_omni.model_runner.runner import ModelRunner
 
 
 class ThinkerModelRunner(ModelRunner):
-    """Injects the media of each sequence's ``ThinkerState``, and captures hidden states for it."""
+    """Injects the media of each sequence's ``ThinkerState``, and captures hidden states for it.
+
+    Args:
+        captures_all: Whether they are captured of all tokens, not of prompts with media alone.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        cache: PagedKVCache,
+        suppress_token_ids: Sequence[int] = (),
+        decode: DecodeStep | None = None,
+        *,
+        captures_all: bool = False,
+    ) -> None:
+        super().__init__(model, cache, suppress_token_ids, decode)
+        self._captures_all = captures_all
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:
         rows = self.model.embed(batch.token_ids)
@@ -20,10 +40,13 @@ class ThinkerModelRunner(ModelRunner):
         return rows
 
     def forward(self, batch: ForwardBatch, rows: Tensor) -> Tensor:
-        if not has_media(batch.spans):
+        # The step of generated tokens captures by itself.
+        if batch.step is not None or not (self._captures_all or has_media(batch.spans)):
             return super().forward(batch, rows)
         return self.model.forward(rows, batch, self.cache, deepstack=deepstack_of(batch.spans), capture=True)
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
         for index, state in captures_due(batch.spans):
             state.media_hidden = self.cache.read_captured(batch.pages[index], state.media_positions)
+        for index, state, first, end in rows_due(batch.spans):
+            state.add_rows(self.cache.read_captured(batch.pages[index], torch.arange(first, end)))

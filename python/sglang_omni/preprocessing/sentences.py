@@ -96,6 +96,27 @@ class SentenceSplitter:
         return space + 1 if space > 0 else self._max_chars
 
 
+def passages(text: str, max_bytes: int) -> list[str]:
+    """``text`` in passages of whole sentences, each as long as ``max_bytes`` of UTF-8 allow.
+
+    Bytes, because a character of Chinese takes about three times as long to say as one of English. A sentence
+    that is longer is cut as ``SentenceSplitter`` cuts it. A passage without any letter or digit is left out.
+    """
+    size = len(text.encode("utf-8", errors="replace"))
+    most = max(1, max_bytes * len(text) // max(1, size))
+    splitter = SentenceSplitter(most)
+    found: list[str] = []
+    start = end = 0
+    for sentence in [*splitter.feed(text), *splitter.flush()]:
+        begin = text.index(sentence, end)
+        if end > start and begin + len(sentence) - start > most:
+            found.append(text[start:end].strip())
+            start = begin
+        end = begin + len(sentence)
+    found.append(text[start:].strip())
+    return [passage for passage in found if any(map(str.isalnum, passage))]
+
+
 def _continues(before: str, mark: str, following: str) -> bool:
     """True if the sentence goes on after ``mark``, as after an abbreviation, an initial or a list number."""
     if following.islower():

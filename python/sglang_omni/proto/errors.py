@@ -44,7 +44,7 @@ class RequestError(ValueError):
         param: The request field at fault, as the caller spells it, cut at 256 characters.
         code: The machine-readable reason, such as ``context_length_exceeded``; docs/server.md lists them.
             None if there is only the message.
-        status: The HTTP status of the answer, 4xx.
+        status: The HTTP status of the answer: 4xx; 502 or 504 if a server that a stage asks fails.
     """
 
     def __init__(

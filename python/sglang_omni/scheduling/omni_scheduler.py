@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 RequestBuilder = Callable[[StagePayload], RequestT | Future[RequestT]]
 ResultAdapter = Callable[[StagePayload, RequestT], StagePayload]
+FollowUp = Callable[[StagePayload, RequestT], RequestT | None]
 StreamOutputBuilder = Callable[[StagePayload, RequestT, list[int]], list[OutgoingMessage] | None]
 StreamChunkHandler = Callable[[RequestT, Any], None]
 StreamDoneHandler = Callable[[RequestT, Any], FinishReason | None]
@@ -65,6 +66,8 @@ class OmniScheduler(Generic[RequestT]):
             a finish reason, the request ends at once with the tokens it has.
         abort_callback: Called with the id of every aborted request, after its memory is free.
         warm_up_requests: Makes small requests of all kinds of steps that the engine has.
+        follow_up: Called with each request that has ended; makes the next one of the same payload and id,
+            whose output goes on where that of the last one stopped. None if the output is complete.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class OmniScheduler(Generic[RequestT]):
         stream_done_handler: StreamDoneHandler[RequestT] | None = None,
         abort_callback: Callable[[str], None] | None = None,
         warm_up_requests: Callable[[], Sequence[RequestT]] = tuple,
+        follow_up: FollowUp[RequestT] | None = None,
     ) -> None:
         self.inbox: Queue[Any] = Inbox[IncomingMessage | Operation]()
         self.outbox: Queue[OutgoingMessage] = Outbox()
@@ -90,6 +94,7 @@ class OmniScheduler(Generic[RequestT]):
         self._handle_done = stream_done_handler
         self._abort_callback = abort_callback
         self._warm_up_requests = warm_up_requests
+        self._follow_up = follow_up
         self._active: dict[str, _Active[RequestT]] = {}
         # Requests that are not built yet, each with the operation that brought it.
         self._unbuilt: dict[str, tuple[Operation, Future[RequestT]]] = {}
@@ -294,23 +299,41 @@ class OmniScheduler(Generic[RequestT]):
         return "decode" if len(active.request.output_token_ids) > 1 else "prefill"
 
     def _advance(self, active: _Active[RequestT]) -> None:
-        """Puts out a request's new output. The request is over if it has a finish reason."""
+        """Puts out a request's new output. The request is over if it has a finish reason and no successor."""
         request_id = active.request.request_id
-        if active.request.finish_reason is not None:
+        following = self._following(active)
+        if active.request.finish_reason is not None and following is None:
             del self._active[request_id]
             self._over.add(request_id)
             if active.request.failure is None:
                 self.steps.succeed()
+        if following is not None:
+            self._active[request_id] = _Active(active.payload, following)
         if self._follows:
             return
         try:
-            self._emit(active)
+            self._emit(active, ends=following is None)
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
             after_failure(exc)
             self.outbox.put(OutgoingMessage(request_id, "error", exc))
             self.abort(request_id)
 
-    def _emit(self, active: _Active[RequestT]) -> None:
+    def _following(self, active: _Active[RequestT]) -> RequestT | None:
+        """Adds the request that follows one that has ended. If it cannot be added, the one has failed."""
+        request = active.request
+        if self._follow_up is None or request.finish_reason is None or request.failure is not None:
+            return None
+        try:
+            following = self._follow_up(active.payload, request)
+            if following is not None:
+                self.engine.add(following)
+        except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            after_failure(exc)
+            request.failure = exc
+            return None
+        return following
+
+    def _emit(self, active: _Active[RequestT], *, ends: bool) -> None:
         payload, request = active.payload, active.request
         if request.failure is not None:
             raise request.failure
@@ -319,7 +342,7 @@ class OmniScheduler(Generic[RequestT]):
             active.num_streamed = len(request.output_token_ids)
             for message in self._build_stream_output(payload, request, new_tokens) or ():
                 self.outbox.put(message)
-        if request.finish_reason is not None:
+        if request.finish_reason is not None and ends:
             result = self._adapt_result(payload, request)
             self.outbox.put(OutgoingMessage(request.request_id, "result", result))
 

@@ -55,7 +55,10 @@ class StreamSession(ABC):
 
     @abstractmethod
     def result(self) -> Any:
-        """Returns the ``data`` of the resulting payload. Called last, and once."""
+        """Returns the ``data`` of the resulting payload. Called once, after all steps."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing but memory
+        """Frees what the request holds. Called last, and once, however the request ends."""
 
 
 @dataclass
@@ -82,10 +85,12 @@ class StreamScheduler:
         schedule_policy: ``"fcfs"``: the request goes on that has waited longest. ``"deadline"``: the one goes
             on whose listener runs out of sound first.
         listens: True for a payload whose caller waits for its sound; by default ``wants_chunks``.
+        max_running: The most requests that have begun and not ended; None for any number. Others wait in
+            line, in the order in which they came, and hold nothing but their payload.
         clock: The time in seconds.
 
     Raises:
-        ValueError: The policy is unknown.
+        ValueError: The policy is unknown, or ``max_running`` is below 1.
     """
 
     def __init__(
@@ -97,8 +102,11 @@ class StreamScheduler:
         batch_compute_fn: Callable[[list[Any]], None] | None = None,
         schedule_policy: SchedulePolicy = "fcfs",
         listens: Callable[[StagePayload], bool] | None = None,
+        max_running: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if max_running is not None and max_running < 1:
+            raise ValueError(f"max_running must be at least 1, got {max_running}")
         self.inbox: queue.Queue[IncomingMessage] = Inbox()
         self.outbox: queue.Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
@@ -109,6 +117,10 @@ class StreamScheduler:
         self._listens = listens or wants_chunks
         self._open_turn = turns(schedule_policy, clock)
         self._requests: dict[str, _Request] = {}
+        self._max_running = max_running
+        # Requests that have begun, and payloads that wait until one of them ends, oldest first.
+        self._begun: set[str] = set()
+        self._line: dict[str, IncomingMessage] = {}
         self._ready: dict[str, None] = {}  # oldest first
         self._batch_compute_fn = batch_compute_fn
         self._batchable: dict[str, BatchItem] = {}  # oldest first
@@ -154,7 +166,7 @@ class StreamScheduler:
 
     def stats(self) -> dict[str, int]:
         """The numbers of requests in a step or batch, and of those that wait for one."""
-        waiting = len(self._ready) + len(self._batchable)
+        waiting = len(self._ready) + len(self._batchable) + len(self._line)
         return {"num_running_reqs": self._num_running, "num_queue_reqs": waiting}
 
     def _next_message(self, *, wait: bool) -> IncomingMessage | None:
@@ -172,15 +184,33 @@ class StreamScheduler:
         return False
 
     def _drop(self, request_id: str) -> None:
-        self._requests.pop(request_id, None)
+        self._line.pop(request_id, None)
         self._ready.pop(request_id, None)
         self._batchable.pop(request_id, None)
         self._dropped.add(request_id)
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._end(request_id, request)
+
+    def _end(self, request_id: str, request: _Request) -> None:
+        """Frees what a request holds, and begins the next in line."""
+        request.session.close()
+        self._begun.discard(request_id)
+        while self._line and not self._is_full:
+            self._receive(self._line.pop(next(iter(self._line))))
+
+    @property
+    def _is_full(self) -> bool:
+        return self._max_running is not None and len(self._begun) >= self._max_running
 
     def _receive(self, message: IncomingMessage) -> None:
         request_id = message.request_id
         if message.type == "new_request":
             self._dropped.discard(request_id)
+            if self._is_full:
+                self._line[request_id] = message
+                return
+            self._begun.add(request_id)
         elif request_id in self._dropped:
             return
         request = self._requests.get(request_id)
@@ -234,6 +264,7 @@ class StreamScheduler:
                     payload = request.payload
                     data = request.session.result()
                     del self._requests[request_id]
+                    self._end(request_id, request)
                     self.steps.succeed()
                     self.outbox.put(
                         OutgoingMessage(

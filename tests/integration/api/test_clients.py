@@ -12,7 +12,15 @@ import httpx
 import numpy as np
 import pytest
 
-from sglang_omni.client import Client, ClientError, GenerateRequest, Message, RequestError, SyncClient
+from sglang_omni.client import (
+    Client,
+    ClientError,
+    GenerateRequest,
+    Message,
+    RequestError,
+    SamplingParams,
+    SyncClient,
+)
 from sglang_omni.client.audio import decode_wav
 
 
@@ -92,6 +100,11 @@ def test_speech(client, pipeline):
     assert (result.mime_type, result.format, result.sample_rate) == ("audio/wav", "wav", 24_000)
     assert pipeline.last.inputs == {"text": "Hello."}
     assert pipeline.last.params["speed"] == 2.0
+    drawn = GenerateRequest(prompt="Hello.", sampling=SamplingParams(temperature=0, top_k=5), max_tokens=7)
+    for ask in (client.speech, lambda request: list(client.speech_stream(request))):
+        ask(drawn)
+        params = pipeline.last.params
+        assert (params["temperature"], params["top_k"], params["max_new_tokens"]) == (0, 5, 7)
 
 
 def test_the_timings_of_a_speech_file(client, pipeline):

@@ -147,6 +147,9 @@ def test_what_a_pipeline_does_not_say_is_not_refused(own):
     assert own.pipeline.last.params["stage_params"] == {"any": {"x": 1}}
     own.takes(SPEECH, {"input": "Hello.", "language": "fr", "seed": 3, "voice": "me"})
     assert own.pipeline.last.params["language"] == "fr"
+    own.takes(SPEECH, {"input": "Hello.", "temperature": 0, "max_tokens": 7})
+    params = own.pipeline.last.params
+    assert (params["temperature"], params["max_new_tokens"]) == (0, 7)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +211,8 @@ def test_fields_of_a_chat(qwen, fields, param, said):
             "sampling_params.skip_special_tokens",
         ),
         (SPEECH, {"input": "x", "temperature": 1}, "temperature"),
+        (SPEECH, {"input": "x", "max_tokens": 9}, "max_tokens"),
+        (SPEECH, {"input": "x", "max_tokens": 9, "max_new_tokens": 8}, "max_new_tokens"),
         (SPEECH, {"input": "x", "stream": True, "timings": True}, "timings"),
         ("/abort_request", {"rid": "a", "request_id": "b"}, "rid"),
     ],

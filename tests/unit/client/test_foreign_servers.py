@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -115,3 +116,5 @@ def test_the_commands(url, tmp_path: Path, monkeypatch, capsys) -> None:
     assert said.splitlines()[0] == "Hello you."
     assert said.splitlines()[-1] == "Hello."
     assert "other-1  ?      ?      ?" in said
+    assert main(["models", "--json", *server]) == 0
+    assert [model["id"] for model in json.loads(capsys.readouterr().out)] == ["other-1"]

@@ -9,7 +9,7 @@ import torch
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow, sample
-from sglang_omni.models.fish_s2_pro.components.draws import draw_codes, draw_row
+from sglang_omni.models.frames.draws import draw_codes, draw_row
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 FILTERED = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_omni.preprocessing.sentences import SentenceSplitter
+from sglang_omni.preprocessing.sentences import SentenceSplitter, passages
 
 
 def split_sentences(text: str, max_chars: int = 280, first_clause_chars: int | None = None) -> list[str]:
@@ -109,3 +109,31 @@ def test_a_sentence_is_cut_on_request_after_its_last_clause():
     assert splitter.cut(min_chars=1) == []
     assert splitter.feed("n grew. A") == ["the town grew."]
     assert splitter.flush() == ["A"]
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "expected"),
+    [
+        (" One. Two. ", 300, ["One. Two."]),
+        ("One. Two. Three.", 10, ["One. Two.", "Three."]),
+        ("One. Two.\n\nThree.  Four.", 13, ["One. Two.", "Three.  Four."]),
+        ("A sentence that is long, with a comma. B.", 25, ["A sentence that is long,", "with a comma. B."]),
+        # Of three bytes a character.
+        ("你好。我很好。你呢？", 15, ["你好。", "我很好。", "你呢？"]),
+    ],
+)
+def test_passages_are_whole_sentences(text: str, most: int, expected: list[str]) -> None:
+    assert passages(text, most) == expected
+
+
+def test_passages_lose_nothing() -> None:
+    text = "Mr. Fox asks: why? 'Never!' he says...\nIt is e.g. 3.5 km, or more; " * 20
+    found = passages(text, 60)
+    assert len(found) > 20
+    assert "".join("".join(found).split()) == "".join(text.split())
+    assert max(map(len, found)) <= 60
+
+
+def test_what_cannot_be_spoken_makes_no_passage() -> None:
+    assert passages("... \n !", 30) == passages("", 30) == []
+    assert passages("One is here. ...", 13) == ["One is here."]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from graph_recorders import DEVICES, FakeRecorder, recorder_on
 
-from sglang_omni.models.qwen3_omni.components import code2wav as component
+from sglang_omni.models.codecs import streamed as component
 from sglang_omni.models.qwen3_omni.components import code_predictor
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.code2wav import Code2Wav, load_code2wav

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_omni.models.multimodal.payloads import MediaShape
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.payloads import MediaShape
-from sglang_omni.models.qwen3_omni.positions import PositionRules, interleave, rope_positions
+from sglang_omni.models.qwen3_omni.positions import PositionRules, interleave
 
 
 class PromptMaker:
@@ -99,7 +99,7 @@ def test_random_prompts(qwen3_omni, rules: PositionRules, kind: str) -> None:
         rules = rules.for_talker(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path).config["talker_config"])
     for seed in range(120):
         prompt = PromptMaker(rules, seed, with_sound=kind != "silent videos")
-        found = rope_positions(prompt.ids, {**prompt.media, "use_audio_in_video": told}, rules)
+        found = rules.rope_positions(prompt.ids, {**prompt.media, "use_audio_in_video": told})
         positions, delta = expected_positions(part, prompt.ids, prompt.media, told)
         if found is None:
             assert torch.equal(positions[:, 0].long(), torch.arange(len(prompt.ids)).expand(3, -1))
@@ -120,7 +120,7 @@ def test_every_rate_that_divides_the_positions(rules: PositionRules) -> None:
         "use_audio_in_video": False,
     }
     for step in range(1, 100):
-        found = rope_positions(ids, {**media, "video_seconds_per_grid": [step / rules.per_second]}, rules)
+        found = rules.rope_positions(ids, {**media, "video_seconds_per_grid": [step / rules.per_second]})
         assert found is not None
         assert found.prompt[0, 1:].tolist() == [1 + step * index for index in range(frames)]
 
@@ -132,4 +132,4 @@ def test_frames_between_positions_are_refused(rules: PositionRules) -> None:
     media: MediaShape = {**prompt.media, "image_grids": [], "audio_frames": []}
     ids = [5, tokens.vision_start, tokens.video, tokens.video, 6]
     with pytest.raises(ValueError, match="not whole numbers"):
-        rope_positions(ids, media, rules)
+        rules.rope_positions(ids, media)

@@ -23,7 +23,7 @@ from sglang_omni.model_runner.feedback import (
 )
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
 from sglang_omni.model_runner.sequence import SequenceSpan
-from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy
+from sglang_omni.models.frames.strategy import FrameStrategy
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
 from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
@@ -176,7 +176,7 @@ def test_its_signatures_are_the_protocols(cases: dict[str, list[Case]]) -> None:
         "extract_output": ["model", "schedule_batch", "requests", "outbox"],
         "prefill_forward": ["tp_worker", "forward_batch", "requests"],
     }
-    for owner in (FeedbackStrategy, Qwen3TalkerStrategy, FishDualARStrategy):
+    for owner in (FeedbackStrategy, Qwen3TalkerStrategy, FrameStrategy):
         for name, parameters in expected.items():
             assert list(inspect.signature(getattr(owner, name)).parameters)[1:] == parameters
 

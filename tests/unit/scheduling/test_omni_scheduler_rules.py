@@ -96,6 +96,7 @@ class Stage:
             ),
             stream_chunk_handler=self.take,
             stream_done_handler=lambda request, source: self.reason,
+            follow_up=self.following,
             abort_callback=self.on_abort,
         )
 
@@ -105,6 +106,16 @@ class Stage:
         if isinstance(payload.data, Future):
             return payload.data
         return EngineRequest(payload.request_id, list(payload.data))
+
+    @staticmethod
+    def following(payload: StagePayload, request: EngineRequest) -> EngineRequest | None:
+        """After a request that ends with 100 comes one with its first token, after 101 an error."""
+        match request.output_token_ids[-1:]:
+            case [100]:
+                return EngineRequest(payload.request_id, [request.output_token_ids[0], -1])
+            case [101]:
+                raise RequestError("nothing can follow")
+        return None
 
     @staticmethod
     def take(request: EngineRequest, token: int) -> None:
@@ -195,6 +206,23 @@ def test_a_stream_that_had_ended_before_the_request_came_ends_it(stage: Stage) -
     stage.submit("r", [1, -1, -1])
 
     assert stage.result() == ("r", ([], "stop"))
+    assert stage.engine.stats() == {"num_running_reqs": 0, "num_queue_reqs": 0}
+
+
+def test_a_request_goes_on_as_another(stage: Stage) -> None:
+    stage.submit("r", [5, 100])
+    stage.submit("wrong", [5, 101])
+    message = stage.next()
+    assert (message.request_id, message.type, str(message.data)) == ("wrong", "error", "nothing can follow")
+    stage.settle()
+    assert not stage.scheduler.engine.has_work, "it waits for its second token"
+    stage.put("r", "stream_chunk", 9)
+    assert stage.result() == ("r", ([5, 9], "stop"))
+    stage.submit("left", [5, 100])
+    stage.settle()
+    stage.scheduler.abort("left")
+    stage.settle()
+    assert stage.aborted == ["wrong", "left"]
     assert stage.engine.stats() == {"num_running_reqs": 0, "num_queue_reqs": 0}
 
 

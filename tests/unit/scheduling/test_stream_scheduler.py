@@ -136,6 +136,49 @@ def test_a_stream_may_come_before_its_payload(driver: Driver, early: str) -> Non
     assert driver.next().data.data == [1, 2, 3]
 
 
+def test_a_bound_on_the_requests_in_work() -> None:
+    """Others wait in line with their streams, and begin in order as soon as one ends in whatever way."""
+    Echo.gate.clear()
+    Echo.at_gate.clear()
+    opened: list[Echo] = []
+    closed: list[Echo] = []
+
+    class Counted(Echo):
+        def __init__(self) -> None:
+            super().__init__()
+            opened.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    driver = Driver()
+    driver.scheduler = StreamScheduler(
+        Counted,
+        expects_stream=lambda payload: payload.request.params.get("streamed", False),
+        wants_chunks=lambda _: False,
+        max_running=2,
+    )
+    driver.new("gate", ["wait"])
+    for name, data in (("long", [1]), ("fails", ["fail"]), ("aborted", []), ("last", [2])):
+        driver.new(name, data, streamed=name == "long")
+    with running(driver.scheduler):
+        assert Echo.at_gate.wait(WAIT_S)
+        driver.scheduler.abort("aborted")
+        Echo.gate.set()
+        answers = [driver.next() for _ in range(3)]
+        assert [(each.request_id, each.type) for each in answers] == [
+            ("gate", "result"),
+            ("fails", "error"),
+            ("last", "result"),
+        ]
+        assert (len(opened), len(closed)) == (4, 3)
+        driver.done("long")
+        assert driver.next().data.data == [1]
+    assert {id(each) for each in opened} == {id(each) for each in closed}
+    with pytest.raises(ValueError, match="at least 1"):
+        StreamScheduler(Echo, expects_stream=bool, wants_chunks=bool, max_running=0)
+
+
 def test_requests_take_turns(driver: Driver) -> None:
     driver.new("gate", ["wait"])
     driver.new("a", [1, 2, 3])

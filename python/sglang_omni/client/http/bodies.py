@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_omni.client.http.call import HttpCall
+from sglang_omni.client.types import GenerateRequest
 from sglang_omni.proto import RequestError
 
 # Fields that only this package's servers know. The client itself sees to those that others do not need.
@@ -39,9 +40,7 @@ def standard(body: dict[str, Any]) -> dict[str, Any]:
 def completion_body(call: HttpCall, *, audio_format: str) -> tuple[str, dict[str, Any]]:
     """The path and JSON body of a chat or text completion."""
     request = call.request
-    body: dict[str, Any] = request.sampling.to_dict()
-    most = body.pop("max_new_tokens", None) if request.max_tokens is None else request.max_tokens
-    body.pop("max_new_tokens", None)
+    body, most = _sampling(request)
     extra = dict(request.extra_params)
     body |= common_fields(call) | {"stream": request.stream}
     if most is not None:
@@ -66,10 +65,20 @@ def completion_body(call: HttpCall, *, audio_format: str) -> tuple[str, dict[str
 
 def speech_body(call: HttpCall, *, audio_format: str, stream: bool = False) -> dict[str, Any]:
     """The JSON body of a text to speak."""
-    body = common_fields(call) | {"input": call.request.prompt, "response_format": audio_format}
+    body, most = _sampling(call.request)
+    body |= common_fields(call) | {"input": call.request.prompt, "response_format": audio_format}
+    if most is not None:
+        body["max_new_tokens"] = most
     if stream:
         body["stream_format"] = "audio"
     return body | call.request.extra_params
+
+
+def _sampling(request: GenerateRequest) -> tuple[dict[str, Any], int | None]:
+    """The fields that say how tokens are drawn, and the most tokens, of which each route has its own name."""
+    fields: dict[str, Any] = request.sampling.to_dict()
+    most = fields.pop("max_new_tokens", None)
+    return fields, most if request.max_tokens is None else request.max_tokens
 
 
 def common_fields(call: HttpCall) -> dict[str, Any]:

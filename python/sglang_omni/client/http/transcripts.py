@@ -8,9 +8,9 @@ from typing import Any
 
 from sglang_omni.client.http.bodies import common_fields
 from sglang_omni.client.http.call import HttpCall
-from sglang_omni.client.languages import language_code
 from sglang_omni.client.media import media_kind
 from sglang_omni.client.types import GenerateChunk, TranscriptionSegment, TranscriptionWord
+from sglang_omni.preprocessing.languages import language_code
 
 TRANSCRIPT_PATHS = {
     "transcription": "/v1/audio/transcriptions",

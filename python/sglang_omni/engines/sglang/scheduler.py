@@ -31,7 +31,7 @@ from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateSink
 from sglang_omni.model_runner.host_copies import to_device
-from sglang_omni.model_runner.media import captures_due
+from sglang_omni.model_runner.media import captures_due, rows_due
 from sglang_omni.model_runner.sequence import SequenceSpan
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class HoldingScheduler(Scheduler):
         self.sampler = OmniSampler(spec.suppress_token_ids)
         self.tp_worker.model_runner.sampler = self.sampler
         self._strategy = spec.strategy
+        self._captures_all = spec.captures_all
         self._outbox = StateSink()
 
     def init_all_cuda_graphs(self) -> None:
@@ -211,6 +212,8 @@ class HoldingScheduler(Scheduler):
             elif self._strategy is not None:
                 spans = decode_spans(batch)
                 decoder.load_step(spans)
+            elif self._captures_all:
+                spans = decode_spans(batch)
         result = super().run_batch(batch, *args, **kwargs)
         if decoder is not None:
             # Prompts' media may be large.
@@ -234,6 +237,9 @@ class HoldingScheduler(Scheduler):
             state.media_hidden = decoder.captured[
                 slots[to_device(state.media_positions, slots.device)].long()
             ]
+        for index, state, first, end in rows_due(spans):
+            slots = self.req_to_token_pool.req_to_token[batch.reqs[index].kv.req_pool_idx]
+            state.add_rows(decoder.captured[slots[first:end].long()])
 
     def _feed_back(
         self,

@@ -1,1 +1,1 @@
-"""Fish Audio S2-Pro: text to codes of speech, by a slow decoder over time and a fast one over each frame."""
+"""Fish Audio S2-Pro: text to speech, by a slow decoder over time, a fast one over each frame, and a codec."""

@@ -1,48 +1,59 @@
-"""The preprocess stage: a text, and perhaps a voice, to the slow decoder's prompt."""
+"""The preprocess stage: a text, and perhaps a voice, to token ids and a recording's samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
+from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
 from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
+from sglang_omni.models.fish_s2_pro.voices import DEFAULT_VOICE, NamedVoice
+from sglang_omni.models.frames.preprocess import SpokenLimits
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.request_params import check_params
+from sglang_omni.preprocessing.sentences import passages
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
-from sglang_omni.proto import RequestError, StagePayload
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
-_TASK = "convert the provided text to speech"
-
-
-class DualARInput(TypedDict):
-    """preprocess -> dual_ar.
-
-    Attributes:
-        prompt_token_ids: The text, with one token for each frame of the voice.
-        voice_codes: (frames, groups) int64; None without a voice.
-        voice_start: Index of the voice's first frame in the prompt.
-    """
-
-    prompt_token_ids: list[int]
-    voice_codes: Tensor | None
-    voice_start: int
+# Read by preprocess, and dropped: a recording must not travel on beside its samples.
+_VOICE_PARAMS = ("voice", "ref_audio", "ref_text")
 
 
 class FishS2Preprocessor:
-    """Takes ``{"text": str, "voice": {"text": str, "codes": (frames, groups)}}``.
+    """Takes ``{"text": str}``, with a voice in the parameters ``voice``, or ``ref_audio`` and ``ref_text``.
 
-    The optional voice is a recording: its text and its codes.
+    In Python, a voice may also be given by its codes, ``{"text": str, "voice": {"text": str, "codes":
+    (frames, groups)}}``.
+
+    Args:
+        sample_rate: Of the codec, in Hz.
+        frame_length: Samples of a frame.
+        limits: Its parts are passages.
+        voices: Recordings by name, in lower case.
     """
 
-    def __init__(self, checkpoint: FishS2Checkpoint, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        checkpoint: FishS2Checkpoint,
+        tokenizer: Tokenizer,
+        *,
+        sample_rate: int,
+        frame_length: int,
+        limits: SpokenLimits,
+        voices: Mapping[str, NamedVoice] | None = None,
+    ) -> None:
         self._checkpoint = checkpoint
         self._tokenizer = TextTokenizer(tokenizer)
         self._most = checkpoint.slow.max_position_embeddings
+        self._sample_rate = sample_rate
+        self._frame_length = frame_length
+        self._limits = limits
+        self._voices = voices or {}
 
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
@@ -54,44 +65,99 @@ class FishS2Preprocessor:
                 effect.
             Aborted: The request was aborted.
         """
+        request, check = payload.request, until_aborted(aborted)
         # Speech is the only task, whatever the request's metadata say.
-        check_params("speech", payload.request.params, REQUEST_PARAMS, spoken=True)
-        inputs = payload.request.inputs
-        if isinstance(inputs, str):
-            inputs = {"text": inputs}
-        if not isinstance(inputs, Mapping) or not isinstance(inputs.get("text"), str) or not inputs["text"]:
-            raise RequestError("there is no text to speak", param="text", code="missing_required_parameter")
-        voice = inputs.get("voice")
-        codes = None if voice is None else self._voice_codes(voice)
-        data = self._prompt(
-            inputs["text"], "" if voice is None else voice["text"], codes, until_aborted(aborted)
-        )
-        return StagePayload(payload.request_id, payload.request, data)
+        check_params("speech", request.params, REQUEST_PARAMS, spoken=True)
+        inputs = {"text": request.inputs} if isinstance(request.inputs, str) else request.inputs
+        if not isinstance(inputs, Mapping):
+            inputs = {}
+        text = self._text(inputs.get("text"))
+        data = SpeechInput(passages=[], voice_text=[], voice_samples=None, voice_codes=None)
+        self._add_voice(data, inputs.get("voice"), request.params, check)
+        for passage in passages(text, self._limits.part_bytes):
+            data["passages"].append(self._tokens(passage, "input", check))
+        if not data["passages"]:
+            raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
+        self._check_room(data)
+        params = {name: value for name, value in request.params.items() if name not in _VOICE_PARAMS}
+        slim = OmniRequest(inputs=None, params=params, metadata=request.metadata)
+        return StagePayload(payload.request_id, slim, data)
 
-    def _prompt(self, text: str, voice_text: str, codes: Tensor | None, check: Check) -> DualARInput:
-        control = self._tokenizer.encode
-        ids = control("<|im_start|>system\n")
-        start = 0
-        if codes is not None:
-            said = voice_text if voice_text.startswith("<|speaker:") else f"<|speaker:0|>{voice_text}"
-            ids += control(f"{_TASK} reference to the following:\n\nText:\n")
-            ids += self._written(said, "voice.text", check)
-            ids += control("\n\nSpeech:\n")
-            start = len(ids)
-            ids += (codes[:, 0] + self._checkpoint.semantic_start).tolist()
+    def _text(self, text: Any) -> str:
+        if not isinstance(text, str) or not text.strip():
+            raise RequestError(
+                "input: there is no text to speak", param="input", code="missing_required_parameter"
+            )
+        self._limits.check_length(text)
+        return text
+
+    def _add_voice(self, data: SpeechInput, given: Any, params: Mapping[str, Any], check: Check) -> None:
+        name, audio, text = (params.get(param) for param in _VOICE_PARAMS)
+        if text is not None and audio is None:
+            raise RequestError(
+                "ref_text: it says what is heard in ref_audio, which is missing",
+                param="ref_text",
+                code="missing_required_parameter",
+            )
+        if audio is not None and name not in (None, DEFAULT_VOICE):
+            raise RequestError(
+                f"ref_audio: the voice is {name!r} already; give one of the two",
+                param="ref_audio",
+                code="invalid_value",
+            )
+        if given is not None:
+            data["voice_codes"] = self._codes(given)
+            text = given["text"]
+        elif audio is not None:
+            data["voice_samples"] = self._limits.recording(audio, self._sample_rate, check)
+        elif name is not None and str(name).lower() != DEFAULT_VOICE:
+            voice = self._voices.get(str(name).lower())
+            if voice is None:
+                known = ", ".join([DEFAULT_VOICE, *self._voices])
+                raise RequestError(
+                    f"voice: there is no voice {name!r}; there are {known}",
+                    param="voice",
+                    code="unsupported_value",
+                )
+            data["voice_samples"] = self._limits.recording(
+                voice.sound.read_bytes(), self._sample_rate, check, param="voice"
+            )
+            text = voice.text
         else:
-            ids += control(_TASK)
-        ids += control("<|im_end|>\n<|im_start|>user\n")
-        ids += self._written(text, "text", check)
-        ids += control("<|im_end|>\n<|im_start|>assistant\n<|voice|>")
-        return DualARInput(prompt_token_ids=ids, voice_codes=codes, voice_start=start)
+            return
+        if text is not None and not isinstance(text, str):
+            raise RequestError("ref_text: must be a text", param="ref_text", code="invalid_type")
+        if text:
+            said = text if text.startswith("<|speaker:") else f"<|speaker:0|>{text}"
+            data["voice_text"] = self._tokens(said, "ref_text", check)
 
-    def _written(self, text: str, param: str, check: Check) -> list[int]:
+    def _tokens(self, text: str, param: str, check: Check) -> list[int]:
         """Token ids of a user's text, none of them a control token, however the text is spelled."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise RequestError(
+                f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
+            ) from exc
         self._tokenizer.check_characters(text, self._most, param=param)
         return self._tokenizer.encode(self._tokenizer.hide(text), most=self._most, check=check)
 
-    def _voice_codes(self, voice: Any) -> Tensor:
+    def _check_room(self, data: SpeechInput) -> None:
+        """Refuses a voice that, with the longest passage, takes more than half of the context."""
+        codes, recorded = data["voice_codes"], data["voice_samples"]
+        frames = 0 if codes is None else len(codes)
+        if recorded is not None:
+            frames = -(-len(recorded["samples"]) // self._frame_length)
+        tokens = frames + len(data["voice_text"]) + max(map(len, data["passages"]))
+        if tokens > self._most // 2:
+            raise RequestError(
+                f"the voice, {frames} frames and {len(data['voice_text'])} tokens of text, and the longest "
+                f"passage are {tokens} tokens together; {self._most // 2} of the model's context may be so",
+                param="ref_audio" if frames else "input",
+                code="context_length_exceeded",
+            )
+
+    def _codes(self, voice: Any) -> Tensor:
         groups = self._checkpoint.fast.num_code_groups
         size = self._checkpoint.codebook_size
         if not isinstance(voice, Mapping) or not isinstance(voice.get("text"), str):

@@ -7,4 +7,8 @@ from sglang_omni.preprocessing.request_params import SAMPLING, RequestParams, Ta
 # Speech has no codes after its end.
 _SAMPLING = tuple(name for name in SAMPLING if name not in ("ignore_eos", "stop"))
 
-REQUEST_PARAMS: RequestParams = {"speech": TaskParams(general=_SAMPLING, stages={"dual_ar": _SAMPLING})}
+REQUEST_PARAMS: RequestParams = {
+    "speech": TaskParams(
+        general=(*_SAMPLING, "voice", "ref_audio", "ref_text"), stages={"dual_ar": _SAMPLING}
+    )
+}

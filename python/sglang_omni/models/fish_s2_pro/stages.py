@@ -2,29 +2,113 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
+from sglang_omni.models.fish_s2_pro.memory import GPU_CODEC_FRAMES, GPU_REQUESTS, dual_ar_demand
 from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.memory import DecoderSizes, decoder_sizes
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
+    from sglang_omni.engines.encoder import EncoderRequest
     from sglang_omni.engines.options import Dtype, EngineKind
+    from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+    from sglang_omni.scheduling.turns import SchedulePolicy
+
+_CPU_SIZES = DecoderSizes(max_running_requests=16, max_total_tokens=32_768, chunked_prefill_size=512)
 
 
-def create_preprocess(model_path: str) -> SimpleScheduler:
-    """The stage from a text, and perhaps a voice, to a prompt.
+def create_preprocess(
+    model_path: str,
+    *,
+    voices_dir: str | None = None,
+    max_speech_chars: int = 16_384,
+    passage_bytes: int = 300,
+    max_voice_seconds: float = 60.0,
+    max_voice_bytes: int = 32_000_000,
+    max_decode_seconds: float = 30.0,
+    allowed_media_hosts: Sequence[str] = (),
+) -> SimpleScheduler:
+    """The stage from a text, and perhaps a voice, to token ids and samples.
 
     Args:
         model_path: Directory of a Fish Audio S2 checkpoint.
+        voices_dir: A folder of named voices: a recording NAME.wav and what it says, NAME.txt, for each.
+        max_speech_chars: Limit of a text.
+        passage_bytes: UTF-8 of a passage; a longer text is cut at sentences, and spoken passage by passage.
+        max_voice_seconds: Limit of the length of a voice's recording.
+        max_voice_bytes: Limit of its encoded size.
+        max_decode_seconds: Limit of the time to fetch and decode it.
+        allowed_media_hosts: Hosts of its URL: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
+            allows all.
     """
+    from sglang_omni.models.fish_s2_pro.components.codec import SAMPLE_RATE
+    from sglang_omni.models.fish_s2_pro.components.codec_weights import frame_length
     from sglang_omni.models.fish_s2_pro.preprocess import FishS2Preprocessor
+    from sglang_omni.models.fish_s2_pro.voices import find_voices
+    from sglang_omni.models.frames.preprocess import SpokenLimits
     from sglang_omni.preprocessing.text import load_tokenizer
 
-    preprocessor = FishS2Preprocessor(FishS2Checkpoint.from_dir(model_path), load_tokenizer(model_path))
-    # Tokenizing releases the interpreter's lock: a long text does not delay a short one.
+    preprocessor = FishS2Preprocessor(
+        FishS2Checkpoint.from_dir(model_path),
+        load_tokenizer(model_path),
+        sample_rate=SAMPLE_RATE,
+        frame_length=frame_length(model_path),
+        limits=SpokenLimits(
+            max_speech_chars,
+            passage_bytes,
+            max_voice_seconds,
+            max_voice_bytes,
+            max_decode_seconds,
+            allowed_media_hosts,
+        ),
+        voices=find_voices(voices_dir) if voices_dir else None,
+    )
+    # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
+
+
+def create_voice_encoder(
+    model_path: str,
+    *,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    cache_bytes: int = 16_000_000,
+    max_batch_frames: int = GPU_CODEC_FRAMES,
+) -> OmniScheduler[EncoderRequest]:
+    """The stage from a recording of a voice to its codes, computed in float32.
+
+    Args:
+        model_path: Directory of a Fish Audio S2 checkpoint.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: torch's threads in this process; None leaves torch's default.
+        cache_bytes: Size of the cache of the codes of repeated recordings; 0 for none. A minute of a voice
+            takes 100 kB.
+        max_batch_frames: Frames computed at once: pieces of all recordings of a batch, or of one.
+    """
+    import torch
+
+    from sglang_omni.engines.cache import OutputCache
+    from sglang_omni.engines.encoder import EncoderEngine, EncoderRequest
+    from sglang_omni.models.fish_s2_pro.components.codec import FishCodecEncoder
+    from sglang_omni.models.fish_s2_pro.voice_encoder import VoiceEncoder
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    _, device = placement("float32", gpu_id)
+    with loading(f"the codec's encoder of {model_path} on {device}"):
+        encoder = VoiceEncoder(FishCodecEncoder.load(model_path, torch.float32, device), max_batch_frames)
+    engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_frames)
+    return OmniScheduler(
+        engine,
+        encoder.build_request,
+        encoder.result,
+        warm_up_requests=lambda: [EncoderRequest("warm-up", [encoder.short_voice()])],
+    )
 
 
 def create_dual_ar(
@@ -34,13 +118,15 @@ def create_dual_ar(
     dtype: Dtype | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
-    max_running_requests: int = 16,
-    max_total_tokens: int = 32_768,
-    chunked_prefill_size: int = 512,
+    max_running_requests: int | None = None,
+    max_total_tokens: int | None = None,
+    chunked_prefill_size: int | None = None,
+    max_passage_frames: int = 1024,
     mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
     cuda_graph: bool = True,
 ) -> OmniScheduler:
-    """The stage from a prompt to frames of codes.
+    """The stage from passages of text to frames of codes, as they come.
 
     Args:
         model_path: Directory of a Fish Audio S2 checkpoint.
@@ -48,22 +134,45 @@ def create_dual_ar(
         dtype: Of weights and computation; float32 on a CPU and bfloat16 on a GPU by default.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; all cores by default.
-        max_running_requests: Texts spoken at the same time.
-        max_total_tokens: Size of their common KV cache.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
+        max_running_requests: Texts spoken at the same time; by default 16 on a CPU, 32 on a GPU.
+        max_total_tokens: Size of their common KV cache; a frame takes one token. By default 32,768 on a CPU,
+            and on a GPU as many as its share of the GPU has room for.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. By default 512 on a
+            CPU, 2048 on a GPU.
+        max_passage_frames: The longest speech of a passage, some 48 s, if the request has no limit of the
+            whole. A passage that does not end is cut there.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
     """
     from sglang_omni.engines import EngineOptions, build_engine
     from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy, dual_ar_decoder
+    from sglang_omni.models.fish_s2_pro.components.dual_ar import FishFrames, dual_ar_decoder
     from sglang_omni.models.fish_s2_pro.dual_ar import DualAR
+    from sglang_omni.models.frames.strategy import FrameStrategy
+    from sglang_omni.preprocessing.text import load_tokenizer
+    from sglang_omni.preprocessing.tokenizing import TextTokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = FishS2Checkpoint.from_dir(model_path)
+    args: dict[str, Any] = {
+        "max_running_requests": max_running_requests,
+        "max_total_tokens": max_total_tokens,
+        "chunked_prefill_size": chunked_prefill_size,
+        "mem_fraction_static": mem_fraction_static,
+        "dtype": dtype,
+    }
+    sizes = decoder_sizes(
+        _CPU_SIZES,
+        GPU_REQUESTS,
+        lambda args: dual_ar_demand(checkpoint, args),
+        gpu_id,
+        total_gpu_memory_fraction,
+        args,
+    )
     computed_in, device = placement(dtype, gpu_id)
     with loading(f"the decoders of {checkpoint.path}, {computed_in} on {device},"):
-        strategy = FishDualARStrategy.from_checkpoint(checkpoint, DTYPES[computed_in], device)
+        strategy = FrameStrategy(FishFrames(checkpoint, DTYPES[computed_in], device))
         built = build_engine(
             engine,
             dual_ar_decoder(checkpoint, strategy),
@@ -73,12 +182,76 @@ def create_dual_ar(
                 mem_fraction_static=mem_fraction_static,
                 cuda_graph=cuda_graph,
                 num_threads=num_threads or available_cores(),
-                max_running_requests=max_running_requests,
-                max_total_tokens=max_total_tokens,
-                chunked_prefill_size=chunked_prefill_size,
                 prefix_cache=False,
+                **sizes._asdict(),
             ),
         )
-        strategy.record_graphs(max_running_requests, cuda_graph=cuda_graph)
-    dual_ar = DualAR(checkpoint)
-    return OmniScheduler(built, dual_ar.build_request, dual_ar.result)
+        strategy.record_graphs(sizes.max_running_requests, cuda_graph=cuda_graph)
+    dual_ar = DualAR(
+        checkpoint,
+        TextTokenizer(load_tokenizer(model_path)),
+        max_passage_frames=max_passage_frames,
+        pool_tokens=sizes.max_total_tokens,
+    )
+    return OmniScheduler(
+        built,
+        dual_ar.build_request,
+        dual_ar.result,
+        dual_ar.stream,
+        follow_up=dual_ar.follow_up,
+        warm_up_requests=dual_ar.warm_up_requests,
+    )
+
+
+def create_codec(
+    model_path: str,
+    *,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    chunk_size: int = 24,
+    first_chunk_size: int = 3,
+    max_batch_frames: int | None = None,
+    cuda_graph: bool = True,
+    schedule_policy: SchedulePolicy = "fcfs",
+) -> Code2WavScheduler:
+    """The stage from frames of codes to speech, chunk by chunk, computed in float32: 16 bits would be heard.
+
+    Args:
+        model_path: Directory of a Fish Audio S2 checkpoint.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: CPU threads; all cores by default.
+        chunk_size: Frames of a chunk, 46 ms each.
+        first_chunk_size: Frames of the first chunk; later chunks grow up to ``chunk_size``.
+        max_batch_frames: Frames decoded at once, of requests whose chunks are equally long; by default 64 on
+            a CPU, 128 on a GPU.
+        cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
+        schedule_policy: ``"deadline"`` decodes first for the listener whose sound runs out first, ``"fcfs"``
+            in the order in which chunks are complete.
+
+    Raises:
+        ValueError: The codec has other codes than the decoders.
+    """
+    import torch
+
+    from sglang_omni.models.fish_s2_pro.components.codec import SAMPLE_RATE, FishCodecDecoder
+    from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
+
+    checkpoint = FishS2Checkpoint.from_dir(model_path)
+    _, device = placement("float32", gpu_id)
+    torch.set_num_threads(num_threads or available_cores())
+    with loading(f"the codec of {checkpoint.path} on {device}"):
+        decoder = FishCodecDecoder.load(checkpoint.path, torch.float32, device)
+    checkpoint.check_codec(decoder.codebook_sizes)
+    scheduler = Code2WavScheduler(
+        decoder,
+        device,
+        stream_chunk_size=chunk_size,
+        left_context_size=None,
+        sample_rate=SAMPLE_RATE,
+        first_chunk_size=first_chunk_size,
+        max_batch_frames=max_batch_frames or (64 if gpu_id is None else GPU_CODEC_FRAMES),
+        num_code_groups=len(decoder.codebook_sizes),
+        schedule_policy=schedule_policy,
+    )
+    decoder.record_graphs(scheduler.chunking.sizes, scheduler.max_batch_frames, cuda_graph=cuda_graph)
+    return scheduler

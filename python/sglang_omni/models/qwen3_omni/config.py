@@ -2,143 +2,36 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
-from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.gpus import Gpu, visible_gpus
-from sglang_omni.models.prompts import prompts_of
+from sglang_omni.gpus import Gpu
+from sglang_omni.models.multimodal import pipelines
+from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.memory import stage_demand
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
-_ENCODERS = ["image_encoder", "audio_encoder"]
-# Stages with models, and of these the ones that a second GPU takes.
-_MODELS = (*_ENCODERS, "thinker", "talker", "code2wav")
-_SPEAKING = ("talker", "code2wav")
 
-# Quantized checkpoints, with the bytes of a weight: of int4, each group of 128 has a scale and a zero.
-_STORED = (
-    ("FP8 (--quantization fp8 loads all in 16 bits first)", 1.0),
-    ("int4 (AWQ, GPTQ)", 0.53),
-)
+thinker_stages = partial(pipelines.thinker_stages, _PACKAGE)
+text_stages = partial(pipelines.text_stages, _PACKAGE)
+speech_stages = partial(pipelines.speech_stages, _PACKAGE)
+colocated_stages = partial(pipelines.colocated_stages, _PACKAGE)
 
 
-def thinker_stages() -> list[StageConfig]:
-    """Media and text in, text out. Each kind of model has its own process; the other stages share one."""
-    return [
-        StageConfig(
-            name="preprocess",
-            factory=f"{_PACKAGE}.stages.create_preprocess",
-            factory_args={"speech": False},
-            process="io",
-            next=[*_ENCODERS, "thinker"],
-            route_fn=f"{_PACKAGE}.routing.after_preprocess",
-            project_payload={name: f"{_PACKAGE}.routing.to_{name}" for name in (*_ENCODERS, "thinker")},
-        ),
-        StageConfig(
-            name="image_encoder",
-            factory=f"{_PACKAGE}.encoders.create_image_encoder",
-            process="encoders",
-            next="thinker",
-        ),
-        StageConfig(
-            name="audio_encoder",
-            factory=f"{_PACKAGE}.encoders.create_audio_encoder",
-            process="encoders",
-            next="thinker",
-        ),
-        StageConfig(
-            name="thinker",
-            factory=f"{_PACKAGE}.stages.create_thinker",
-            process="thinker",
-            wait_for=["preprocess", *_ENCODERS],
-            wait_for_fn=f"{_PACKAGE}.routing.sources_of_thinker",
-            merge_fn=f"{_PACKAGE}.aggregate.merge_sources",
-            next="decode",
-        ),
-        StageConfig(name="decode", factory=f"{_PACKAGE}.stages.create_decode", process="io", terminal=True),
-    ]
-
-
-def text_stages() -> list[StageConfig]:
-    """Text in, text out: no encoder is loaded."""
-    stages = {stage.name: stage for stage in thinker_stages() if stage.name not in _ENCODERS}
-    preprocess, thinker = stages["preprocess"], stages["thinker"]
-    preprocess.factory_args |= {"media": []}
-    preprocess.next = ["thinker"]
-    preprocess.project_payload = {"thinker": f"{_PACKAGE}.routing.to_thinker"}
-    thinker.wait_for = ["preprocess"]
-    return list(stages.values())
-
-
-def speech_stages() -> list[StageConfig]:
-    """The thinker's stages, and those that speak its answer."""
-    stages = {stage.name: stage for stage in thinker_stages()}
-    preprocess, thinker, decode = stages["preprocess"], stages["thinker"], stages["decode"]
-    preprocess.factory_args = {}
-    preprocess.next = [*_ENCODERS, "thinker", "talker", "code2wav"]
-    preprocess.project_payload |= {name: f"{_PACKAGE}.routing.to_{name}" for name in ("talker", "code2wav")}
-    thinker.factory_args = {"speech": True}
-    thinker.stream_to = ["talker"]
-    thinker.stream_done_to_fn = f"{_PACKAGE}.routing.thinker_stream_ends"
-    decode.wait_for = ["thinker", "talker"]
-    decode.wait_for_fn = f"{_PACKAGE}.routing.sources_of_decode"
-    decode.merge_fn = f"{_PACKAGE}.decode.merge_sources"
-    return [
-        *stages.values(),
-        StageConfig(
-            name="talker",
-            factory=f"{_PACKAGE}.stages.create_talker",
-            process="talker",
-            next="decode",
-            stream_to=["code2wav"],
-            can_accept_stream_before_payload=True,
-        ),
-        StageConfig(
-            name="code2wav",
-            factory=f"{_PACKAGE}.stages.create_code2wav",
-            process="code2wav",
-            terminal=True,
-            can_accept_stream_before_payload=True,
-        ),
-    ]
-
-
-def colocated_stages() -> list[StageConfig]:
-    """All stages in one process, which takes the least memory; no two stages compute at the same time."""
-    stages = speech_stages()
-    for stage in stages:
-        stage.process = "all"
-    return stages
-
-
-class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
+class Qwen3OmniThinkerPipelineConfig(MediaPipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
-    # The server refuses everything else with a 400.
-    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion")
-    input_modalities: ClassVar[tuple[str, ...]] = ("text", "image", "audio", "video")
-    output_modalities: ClassVar[tuple[str, ...]] = ("text",)
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
-
-    def chat_prompts(self) -> ChatPrompts:
-        """The checkpoint's tokenizer and chat template, which joins the texts of a message."""
-        return prompts_of(self, self.model_path, between_texts="")
 
     name: str | None = "qwen3-omni"
     stages: list[StageConfig] = Field(default_factory=thinker_stages)
-    entry_stage: str | None = "preprocess"
-    # Several processes share few cores: idle threads must sleep instead of spinning.
-    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""
@@ -147,66 +40,14 @@ class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
         fields: dict[str, Any] = Qwen3OmniCheckpoint.from_dir(self.model_path).config[f"{stage}_config"]
         return dict(fields["text_config"])
 
-    @property
-    def random_weights(self) -> bool:
-        """Whether the checkpoint says that its weights are random, as a tiny one does."""
-        file = Path(self.model_path) / "config.json"
-        return file.is_file() and bool(json.loads(file.read_bytes()).get("random_weights"))
-
-    # If set, the checkpoint is taken for one whose quantized weights have so many bytes each.
-    _stored_item: float | None = PrivateAttr(default=None)
-
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
+        # Imported late: it brings torch.
+        from sglang_omni.models.qwen3_omni.memory import stage_demand
+
         checkpoint = Qwen3OmniCheckpoint.from_dir(self.model_path)
         args = {"tp_size": stage.tp_size, **args}
         return stage_demand(checkpoint, stage.name, args, self._stored_item)
-
-    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
-        """Pipelines that take less memory, each with what to change for it."""
-        names = {stage.name for stage in self.stages}
-        kinds: list[tuple[type[Qwen3OmniThinkerPipelineConfig], str]] = [(type(self), "")]
-        if "talker" in names:
-            kinds.append((Qwen3OmniThinkerPipelineConfig, "answers in text only"))
-        if "image_encoder" in names:
-            kinds.append((Qwen3OmniTextPipelineConfig, "text in and out"))
-        is_quantized = "quantization_config" in Qwen3OmniCheckpoint.from_dir(self.model_path).config
-        for kind, words in kinds:
-            config_cls = f"{words}: config_cls {kind.__module__}.{kind.__name__}" if words else ""
-            if config_cls:
-                yield config_cls, self._variant(kind)
-            also = f", and {config_cls}" if config_cls else ""
-            yield f"--tp-size 2{also}", self._variant(kind, tp_size=2)
-            if is_quantized:
-                continue
-            yield f"--quantization fp8{also}", self._variant(kind, quantization="fp8")
-            for name, item in _STORED:
-                yield f"a checkpoint quantized to {name}{also}", self._variant(kind, stored_item=item)
-
-    def _variant(
-        self,
-        kind: type[Qwen3OmniThinkerPipelineConfig],
-        *,
-        tp_size: int = 1,
-        quantization: str | None = None,
-        stored_item: float | None = None,
-    ) -> PipelineConfig:
-        """A pipeline of another kind whose stages are placed and set as in this one."""
-        own = {stage.name: stage for stage in self.stages}
-        variant = kind(model_path=self.model_path)
-        variant._stored_item = stored_item
-        for stage in variant.stages:
-            stage.gpu = own[stage.name].gpu
-            given = self.runtime_overrides.get(stage.name, {})
-            stage.factory_args |= {**own[stage.name].factory_args, **given}
-            if stage.name == "thinker":
-                if quantization is not None:
-                    stage.factory_args["quantization"] = quantization
-                if isinstance(stage.gpu, int) and tp_size > 1:
-                    stage.gpu = list(range(stage.gpu, stage.gpu + tp_size))
-                    stage.tp_size = tp_size
-                stage.factory_args["speech"] = any(other.name == "talker" for other in variant.stages)
-        return variant
 
 
 class Qwen3OmniTextPipelineConfig(Qwen3OmniThinkerPipelineConfig):
@@ -224,7 +65,7 @@ class Qwen3OmniPipelineConfig(Qwen3OmniThinkerPipelineConfig):
     terminal_modalities: ClassVar[dict[str, str]] = {"decode": "text", "code2wav": "audio"}
 
     stages: list[StageConfig] = Field(default_factory=speech_stages)
-    terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"
+    terminal_stages_fn: str | None = pipelines.TERMINAL_STAGES
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -238,15 +79,10 @@ class Qwen3OmniColocatedPipelineConfig(Qwen3OmniPipelineConfig):
     stages: list[StageConfig] = Field(default_factory=colocated_stages)
 
 
+Qwen3OmniThinkerPipelineConfig.text_only = Qwen3OmniTextPipelineConfig
+Qwen3OmniThinkerPipelineConfig.written = Qwen3OmniThinkerPipelineConfig
 # Kept for docs/contract.md: the name in existing config files.
 Qwen3OmniSpeechColocatedPipelineConfig = Qwen3OmniColocatedPipelineConfig
-
-
-def place_on_gpus(config: PipelineConfig, gpus: Sequence[int]) -> None:
-    """Places the stages with models on the first GPU; talker and codec on the second, if there are two."""
-    for stage in config.stages:
-        if stage.name in _MODELS:
-            stage.gpu = gpus[1] if stage.name in _SPEAKING and len(gpus) > 1 else gpus[0]
 
 
 def default_config(model_path: str, gpus: Sequence[Gpu] | None = None) -> PipelineConfig:
@@ -263,8 +99,4 @@ def default_config(model_path: str, gpus: Sequence[Gpu] | None = None) -> Pipeli
     """
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     kind = Qwen3OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen3OmniPipelineConfig
-    config = kind(model_path=model_path)
-    found = visible_gpus() if gpus is None else gpus
-    if found:
-        place_on_gpus(config, [gpu.index for gpu in found])
-    return config
+    return placed(kind(model_path=model_path), gpus)

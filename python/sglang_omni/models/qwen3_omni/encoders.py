@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.loading import placement
-from sglang_omni.models.qwen3_omni.payloads import AudioInput, AudioOutput, VisualInput, VisualOutput
-from sglang_omni.proto import StagePayload
+from sglang_omni.models.multimodal.encoding import (
+    audio_outputs,
+    encoder_scheduler,
+    torch_placement,
+    visual_outputs,
+)
+from sglang_omni.models.multimodal.payloads import AudioInput, VisualInput
 
 if TYPE_CHECKING:
-    import torch
-
-    from sglang_omni.engines.encoder import Encoder, EncoderRequest
+    from sglang_omni.engines.encoder import EncoderRequest
     from sglang_omni.engines.options import Dtype
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -42,14 +44,10 @@ def create_image_encoder(
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     config = checkpoint.thinker_config["vision_config"]
-    encoder = VisionEncoder(checkpoint.path, config, *_placement(dtype, gpu_id))
+    encoder = VisionEncoder(checkpoint.path, config, *torch_placement(dtype, gpu_id))
 
-    def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
-        visuals = [VisualOutput(embeds=rows, deepstack=list(levels)) for rows, *levels in request.outputs]
-        return StagePayload(payload.request_id, payload.request, {"visuals": visuals})
-
-    return _scheduler(
-        encoder, "visuals", result, cache_bytes, max_batch_patches, num_threads, tiny_picture(config)
+    return encoder_scheduler(
+        encoder, "visuals", visual_outputs, cache_bytes, max_batch_patches, num_threads, tiny_picture(config)
     )
 
 
@@ -73,19 +71,17 @@ def create_audio_encoder(
         cache_bytes: Size of the cache of outputs for repeated clips; 0 for none.
         max_batch_frames: Limit of the mel frames (100 a second) of the clips in one batch.
     """
-    from sglang_omni.models.qwen3_omni.components.audio import AudioEncoder
+    from sglang_omni.models.multimodal.audio_tower import AudioEncoder
     from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     config = checkpoint.thinker_config["audio_config"]
-    encoder = AudioEncoder(checkpoint.path, config, *_placement(dtype, gpu_id))
+    encoder = AudioEncoder.from_checkpoint(
+        checkpoint.path, "thinker.audio_tower.", config, *torch_placement(dtype, gpu_id)
+    )
 
-    def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
-        audios = [AudioOutput(embeds=rows) for (rows,) in request.outputs]
-        return StagePayload(payload.request_id, payload.request, {"audios": audios})
-
-    return _scheduler(
-        encoder, "audios", result, cache_bytes, max_batch_frames, num_threads, tiny_clip(config)
+    return encoder_scheduler(
+        encoder, "audios", audio_outputs, cache_bytes, max_batch_frames, num_threads, tiny_clip(config)
     )
 
 
@@ -111,37 +107,3 @@ def tiny_clip(config: Mapping[str, Any]) -> AudioInput:
     frames = 2 * config.get("n_window", 50)
     features = torch.zeros(config["num_mel_bins"], frames)
     return AudioInput(key=b"warm-up", input_features=features, window_frames=frames)
-
-
-def _placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[torch.dtype, str]:
-    from sglang_omni.model_runner.loader import DTYPES
-
-    computed_in, device = placement(dtype, gpu_id)
-    return DTYPES[computed_in], device
-
-
-def _scheduler(
-    encoder: Encoder,
-    name: str,
-    result: Any,
-    cache_bytes: int,
-    max_batch_cost: int,
-    num_threads: int | None,
-    tiny_item: object,
-) -> OmniScheduler[EncoderRequest]:
-    import torch
-
-    from sglang_omni.engines.cache import OutputCache
-    from sglang_omni.engines.encoder import EncoderEngine, EncoderRequest
-    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_cost)
-
-    def build(payload: StagePayload) -> EncoderRequest:
-        return EncoderRequest(payload.request_id, payload.data[name])
-
-    return OmniScheduler(
-        engine, build, result, warm_up_requests=lambda: [EncoderRequest("warm-up", [tiny_item])]
-    )

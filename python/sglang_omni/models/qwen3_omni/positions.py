@@ -8,37 +8,30 @@ spans height and width at one time; a video's frames lie at their times, in step
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.payloads import MediaShape
+from sglang_omni.models.multimodal.positions import MediaRules, PositionLimit, Positions, convolved
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TokenIds
-from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
-from sglang_omni.proto import RequestError
 
-Positions = NDArray[np.float32]
-# A number of frames, or an int64 tensor of such numbers.
-Frames = TypeVar("Frames", int, torch.Tensor)
+# Positions a second, by which a video's tokens are interleaved with those of its sound.
+SOUND_RATE = 13.0
 
 
 @dataclass(frozen=True)
-class PositionRules:
-    """The parts of a checkpoint's config that determine positions.
+class PositionRules(MediaRules):
+    """Qwen3-Omni's rules.
 
     Attributes:
-        tokens: Token ids of the media's placeholders.
-        per_second: Positions a second (``position_id_per_seconds``).
-        merge_size: Patches of one token, along each side.
         audio_window: Mel frames of a piece of audio; two pieces are convolved at once (``n_window``).
     """
 
-    tokens: TokenIds
-    per_second: float
-    merge_size: int
     audio_window: int
 
     @classmethod
@@ -51,28 +44,39 @@ class PositionRules:
             config["audio_config"].get("n_window", 50),
         )
 
-    def for_talker(self, config: Mapping[str, Any]) -> PositionRules:
-        """The talker's rules, with the positions a second in ``talker_config`` of ``config.json``."""
-        return replace(self, per_second=config.get("position_id_per_seconds", 25))
-
-    def visual_tokens(self, grid: Sequence[int]) -> int:
-        """The number of tokens of an image or video, from its patches along time, height and width."""
-        t, h, w = grid
-        return t * (h // self.merge_size) * (w // self.merge_size)
-
     def audio_tokens(self, frames: int) -> int:
         """The number of tokens of a clip, from its mel frames; each window is convolved by itself."""
         window = 2 * self.audio_window
         return frames // window * convolved(window) + convolved(frames % window)
 
-    def visual_positions(self, grid: Sequence[int], seconds_per_grid: float) -> Positions:
-        """Positions (3, tokens) relative to the visual's first one, ordered by time, row, column."""
-        t, h, w = grid[0], grid[1] // self.merge_size, grid[2] // self.merge_size
-        steps = np.arange(t, dtype=np.float32) * np.float32(seconds_per_grid) * np.float32(self.per_second)
-        columns = np.broadcast_to(np.arange(w, dtype=np.float32), (t, h, w))
-        rows = np.broadcast_to(np.arange(h, dtype=np.float32)[:, None], (t, h, w))
-        times = np.broadcast_to(steps[:, None, None], (t, h, w))
-        return np.stack([times, rows, columns]).reshape(3, -1)
+    def is_seen(self, grid: Sequence[int], seconds_per_grid: float, heard: int) -> NDArray[np.bool_]:
+        seen = self.visual_tokens(grid)
+        times = np.repeat(np.arange(grid[0]), seen // grid[0]) * seconds_per_grid * SOUND_RATE
+        return interleave(times, heard) < seen
+
+    def for_speech(self, media: MediaShape) -> MediaShape:
+        # As in transformers, the talker's positions ignore interleaved sound.
+        return {**media, "use_audio_in_video": False}
+
+    def rope_positions(self, token_ids: Sequence[int], media: MediaShape) -> RotaryPositions | None:
+        """As of ``MediaRules``.
+
+        Raises:
+            ValueError: Positions of a video are not whole numbers: its frame rate does not fit.
+        """
+        if not media["image_grids"] and not media["video_grids"]:
+            return None
+        pieces = _Pieces(np.asarray(token_ids), media, self)
+        while pieces.place_next():
+            pass
+        pieces.text_until(len(token_ids))
+        positions = np.concatenate(pieces.done, axis=1)
+        # In float32, 13 steps of 1/13 s are not exactly 1.
+        whole = np.rint(positions)
+        if np.abs(positions - whole).max() > 0.01:
+            raise ValueError("positions of a video's frames are not whole numbers: choose another video_fps")
+        delta = int(whole.max()) + 1 - len(token_ids)
+        return RotaryPositions(torch.from_numpy(whole.astype(np.int64)), delta)
 
 
 def interleave(video_times: NDArray[Any], num_audio: int) -> NDArray[np.int64]:
@@ -80,69 +84,6 @@ def interleave(video_times: NDArray[Any], num_audio: int) -> NDArray[np.int64]:
     times 0, 1, ... At equal times the video comes first."""
     times = np.concatenate([video_times, np.arange(num_audio)])
     return np.argsort(times, kind="stable")
-
-
-def rope_positions(
-    token_ids: Sequence[int], media: MediaShape, rules: PositionRules
-) -> RotaryPositions | None:
-    """The positions of a prompt; None without images and videos, when they are the tokens' indices.
-
-    Equal to transformers' ``get_rope_index``, also for a part of the prompt that ``media`` belongs to: the
-    talker's, for which transformers leaves ``use_audio_in_video`` False.
-
-    Raises:
-        ValueError: Positions of a video are not whole numbers: its frame rate does not fit.
-    """
-    if not media["image_grids"] and not media["video_grids"]:
-        return None
-    pieces = _Pieces(np.asarray(token_ids), media, rules)
-    while pieces.place_next():
-        pass
-    pieces.text_until(len(token_ids))
-    positions = np.concatenate(pieces.done, axis=1)
-    # In float32, 13 steps of 1/13 s are not exactly 1.
-    whole = np.rint(positions)
-    if np.abs(positions - whole).max() > 0.01:
-        raise ValueError("positions of a video's frames are not whole numbers: choose another video_fps")
-    delta = int(whole.max()) + 1 - len(token_ids)
-    return RotaryPositions(torch.from_numpy(whole.astype(np.int64)), delta)
-
-
-@dataclass(frozen=True)
-class PositionLimit:
-    """The rotary positions that one decoder of a checkpoint knows: its kernels read a table of this length.
-
-    Attributes:
-        decoder: ``"thinker"`` or ``"talker"``.
-        rules: Its positions.
-        num_positions: Length of the table (``max_position_embeddings``).
-    """
-
-    decoder: str
-    rules: PositionRules
-    num_positions: int
-
-    def check(self, prompt: Prompt) -> None:
-        """
-        Raises:
-            RequestError: A prompt's positions go on beyond the table. A video's frames lie at their times, so
-                a long one may need more positions than it has tokens.
-        """
-        ids, delta = prompt["prompt_token_ids"], prompt["position_delta"]
-        if prompt["positions"] is None:
-            return
-        if self.decoder == "talker":
-            own = rope_positions(ids, {**prompt["media"], "use_audio_in_video": False}, self.rules)
-            delta = 0 if own is None else own.delta
-        last = len(ids) + delta - 1
-        if last >= self.num_positions:
-            raise RequestError(
-                f"the positions of the prompt go up to {last}, because its videos last so long, but the "
-                f"{self.decoder} of this model knows {self.num_positions}: 0 to {self.num_positions - 1}; "
-                "send a shorter video",
-                param="messages",
-                code="context_length_exceeded",
-            )
 
 
 def position_limits(checkpoint: Qwen3OmniCheckpoint, rules: PositionRules) -> dict[str, PositionLimit]:
@@ -231,10 +172,3 @@ class _Pieces:
     def _first(self, places: NDArray[np.int64]) -> int | None:
         index = int(np.searchsorted(places, self._at))
         return int(places[index]) if index < len(places) else None
-
-
-def convolved(frames: Frames) -> Frames:
-    """The length of ``frames`` mel frames after the audio encoder's three convolutions of stride 2."""
-    for _ in range(3):
-        frames = (frames + 1) // 2
-    return frames

@@ -57,7 +57,7 @@ def create_preprocess(
             allows all.
         tool_call_parser, reasoning_parser: As for the stages of a text model.
     """
-    from sglang_omni.models.qwen3_omni.media import MediaLimits
+    from sglang_omni.models.multimodal.media import MediaLimits
     from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
     from sglang_omni.models.qwen3_omni.request import check_params
 
@@ -192,7 +192,7 @@ def create_thinker(
 
 def create_decode() -> SimpleScheduler:
     """The stage from the thinker's and the talker's output to the answer in text."""
-    from sglang_omni.models.qwen3_omni.decode import decode
+    from sglang_omni.models.multimodal.decode import decode
 
     return SimpleScheduler(decode)
 
@@ -237,7 +237,7 @@ def create_talker(
     from sglang_omni.model_runner.loader import DTYPES
     from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder
     from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
-    from sglang_omni.models.qwen3_omni.positions import PositionRules, rope_positions
+    from sglang_omni.models.qwen3_omni.positions import PositionRules
     from sglang_omni.models.qwen3_omni.talker import Talker
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -269,7 +269,7 @@ def create_talker(
         strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
     rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
     rules = rules.for_talker(checkpoint.config["talker_config"])
-    talker = Talker(checkpoint, lambda ids, media: rope_positions(ids, media, rules))
+    talker = Talker(checkpoint, rules)
     return OmniScheduler(
         built,
         talker.build_request,

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
 
 from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
-from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.payloads import MediaShape, TalkerInput
+from sglang_omni.models.multimodal.positions import MediaRules
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.talker_prompt import talker_prompt
 from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
-from sglang_omni.models.qwen3_omni.payloads import MediaShape, TalkerInput, ThinkerText
+from sglang_omni.models.qwen3_omni.payloads import ThinkerText
 from sglang_omni.models.qwen3_omni.request import speaker_id, talker_sampling
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
-
-# Rotary positions of a prompt's tokens; None if they are the tokens' indices.
-PositionsOf = Callable[[list[int], MediaShape], RotaryPositions | None]
 
 
 class Talker:
@@ -31,10 +28,10 @@ class Talker:
     ``{"finish_reason", "frames"}``.
     """
 
-    def __init__(self, checkpoint: Qwen3OmniCheckpoint, positions_of: PositionsOf) -> None:
+    def __init__(self, checkpoint: Qwen3OmniCheckpoint, rules: MediaRules) -> None:
         self._checkpoint = checkpoint
         self._talker = checkpoint.require_talker()
-        self._positions_of = positions_of
+        self._rules = rules
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
         """
@@ -59,8 +56,7 @@ class Talker:
             prompt.token_ids,
             sampling,
             state=state,
-            # As in transformers, the talker's positions ignore interleaved sound.
-            positions=self._positions_of(prompt.rope_ids, {**data["media"], "use_audio_in_video": False}),
+            positions=self._rules.rope_positions(prompt.rope_ids, self._rules.for_speech(data["media"])),
             cacheable=False,
         )
         if sampling.temperature > 0.0:

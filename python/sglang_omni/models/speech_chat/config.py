@@ -70,6 +70,15 @@ def default_stages() -> list[StageConfig]:
     ]
 
 
+def speech_chat_env() -> dict[str, str]:
+    """Environment variables of the bundled models.
+
+    Several processes share few cores: idle threads must sleep instead of spinning. By default ONNX Runtime
+    reports its use over the network, and keeps a file for that in the temp folder.
+    """
+    return {"OMP_WAIT_POLICY": "PASSIVE", "ORT_DISABLE_TELEMETRY": "1"}
+
+
 class SpeechChatPipelineConfig(PipelineConfig):
     """Text or speech in, text and speech out.
 
@@ -91,11 +100,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     stages: list[StageConfig] = Field(default_factory=default_stages)
     entry_stage: str | None = "preprocess"
     terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"
-    # Several processes share few cores: idle threads must sleep instead of spinning. By default ONNX Runtime
-    # reports its use over the network, and keeps a file for that in the temp folder.
-    env_defaults: dict[str, str] = Field(
-        default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE", "ORT_DISABLE_TELEMETRY": "1"}
-    )
+    env_defaults: dict[str, str] = Field(default_factory=speech_chat_env)
 
     def chat_prompts(self) -> ChatPrompts:
         """The language model's tokenizer and chat template."""

@@ -1,9 +1,14 @@
-"""Conversion of messages with audio to text messages, by the audio's transcripts."""
+"""A conversation as the thinker takes it: audio as its transcripts, messages as a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sglang_omni.answers.chat import ChatPrompts
+from sglang_omni.preprocessing.deadline import Check
+from sglang_omni.preprocessing.request import stage_params
+from sglang_omni.proto import OmniRequest
 
 
 def with_transcripts(
@@ -32,3 +37,27 @@ def with_transcripts(
 def plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages of a conversation without audio, as text."""
     return with_transcripts(messages, ())[0]
+
+
+def for_thinker(
+    messages: Sequence[Mapping[str, Any]],
+    request: OmniRequest,
+    chats: ChatPrompts | None,
+    check: Check | None = None,
+) -> dict[str, Any]:
+    """What the thinker is given of a conversation in text: ``{"prompt_token_ids": [int]}``, with a
+    ``reading`` (``Reading``) if the answer is more than content.
+
+    Args:
+        chats: Makes the prompt; None for a thinker that takes ``{"messages": [...]}`` and makes its own.
+        check: Called between the pieces of a long text; an exception that it raises ends the work.
+
+    Raises:
+        RequestError: The conversation does not fit the model.
+    """
+    if chats is None:
+        return {"messages": list(messages)}
+    token_ids, reading = chats.encode(messages, request, **({} if check is None else {"check": check}))
+    chats.prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
+    data: dict[str, Any] = {"prompt_token_ids": token_ids}
+    return data if reading is None else {**data, "reading": reading}

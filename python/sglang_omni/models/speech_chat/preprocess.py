@@ -9,8 +9,8 @@ from typing import Any
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.speech_chat.components.voice import check_voice
 from sglang_omni.models.speech_chat.components.whisper import MAX_PROMPT_CHARS, SAMPLE_RATE, check_language
-from sglang_omni.models.speech_chat.conversation import plain_text
-from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
+from sglang_omni.models.speech_chat.conversation import for_thinker, plain_text
+from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS, REQUEST_PARAMS_OF_MESSAGES
 from sglang_omni.models.text.preprocess import encode_completion
 from sglang_omni.preprocessing.audio import AudioClip, decode_audio
 from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
@@ -52,19 +52,35 @@ class SpeechChatPreprocessor:
     """Converts the entry payload to the payload of the next stage, by task:
 
     - chat without audio, completion: ``{"prompt_token_ids": [int]}``, with a ``reading`` (``Reading``) if the
-      answer is more than content
+      answer is more than content; a chat is ``{"messages": [...]}`` without ``chats``
     - chat with audio: ``{"messages": [...], "clips": [float32 (n,), 16 kHz]}``
     - transcription, translation: ``{"audio": bytes}``, encoded: a recording may be of hours, and the
       transcribe stage decodes it as it goes
     - speech: ``{"text": str}``
 
     The inputs themselves are dropped, so that a chat's encoded audio does not travel through later stages.
+
+    Args:
+        chats: Makes prompts; None for a thinker that takes messages, and no completions.
+        limits: What a request may hold.
+        allowed_media_hosts: As for the stage's factory.
+        hears, speaks: Whose languages, prompts and voices are checked here: the bundled models'. Another
+            model checks them itself.
     """
 
-    def __init__(self, chats: ChatPrompts, limits: Limits, allowed_media_hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        chats: ChatPrompts | None,
+        limits: Limits,
+        allowed_media_hosts: Collection[str] = (),
+        *,
+        hears: bool = True,
+        speaks: bool = True,
+    ) -> None:
         self._chats = chats
-        self._prompts = chats.prompts
+        self._takes = REQUEST_PARAMS_OF_MESSAGES if chats is None else REQUEST_PARAMS
         self._limits = limits
+        self._hears, self._speaks = hears, speaks
         self._allowed_media_hosts = frozenset(allowed_media_hosts)
 
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
@@ -79,8 +95,8 @@ class SpeechChatPreprocessor:
         check = until_aborted(aborted)
         request = payload.request
         task = task_of(request)
-        check_request(request, REQUEST_PARAMS)
-        if task == "speech" or answers_in_speech(request):
+        check_request(request, self._takes)
+        if self._speaks and (task == "speech" or answers_in_speech(request)):
             speak = stage_params(request, "speak")
             check_voice(speak.get("voice"), param="voice")
             if task == "speech":
@@ -90,14 +106,13 @@ class SpeechChatPreprocessor:
             case "chat":
                 data = self._chat(inputs, request, check)
             case "completion":
-                token_ids = encode_completion(self._prompts, inputs, request, check)
-                self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
-                data = {"prompt_token_ids": token_ids}
+                data = self._completion(inputs, request, check)
             case "speech":
                 data = {"text": self._speech(inputs)}
             case "transcription" | "translation":
                 heard = stage_params(request, "transcribe")
-                check_language(heard.get("language"), param="language", does="transcribes")
+                if self._hears:
+                    check_language(heard.get("language"), param="language", does="transcribes")
                 _check_prompt(heard.get("prompt"))
                 deadline = Deadline(self._limits.decode_seconds, param="file", check=check)
                 source = _given(inputs, "audio", "file")
@@ -107,16 +122,25 @@ class SpeechChatPreprocessor:
 
     def _chat(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> dict[str, Any]:
         messages, audio = parse_messages(inputs.get("messages"), _TAKES)
-        answer = stage_params(request, "thinker")
-        if audio:
+        if not audio:
+            return for_thinker(plain_text(messages), request, self._chats, check)
+        if self._chats is not None:
             # The transcript is not known yet, but an answer may be longer than the context by itself.
-            self._prompts.check_answer(0, answer)
-            self._prompts.tokenizer.check_characters(messages, self._prompts.context_length, param="messages")
-            return {"messages": messages, "clips": self._clips(audio, check)}
-        token_ids, reading = self._chats.encode(plain_text(messages), request, check=check)
-        self._prompts.check_answer(len(token_ids), answer)
-        data: dict[str, Any] = {"prompt_token_ids": token_ids}
-        return data if reading is None else {**data, "reading": reading}
+            prompts = self._chats.prompts
+            prompts.check_answer(0, stage_params(request, "thinker"))
+            prompts.tokenizer.check_characters(messages, prompts.context_length, param="messages")
+        return {"messages": messages, "clips": self._clips(audio, check)}
+
+    def _completion(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> dict[str, Any]:
+        if self._chats is None:
+            raise RequestError(
+                "this pipeline does no completions: its language model takes chats; send messages",
+                param="task",
+                code="unsupported_task",
+            )
+        token_ids = encode_completion(self._chats.prompts, inputs, request, check)
+        self._chats.prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
+        return {"prompt_token_ids": token_ids}
 
     def _speech(self, inputs: Mapping[str, Any]) -> str:
         text = _given(inputs, "text", "input")

@@ -1,4 +1,4 @@
-"""The request parameters of the speech-chat pipeline."""
+"""The request parameters of the speech-chat pipeline, and of one whose thinker takes messages."""
 
 from __future__ import annotations
 
@@ -19,4 +19,19 @@ REQUEST_PARAMS: RequestParams = {
     "speech": TaskParams(general=(*_SPEAK, "language"), stages={"speak": (*_SPEAK, "language")}),
     "transcription": _TRANSCRIBED,
     "translation": _TRANSCRIBED,
+}
+
+# Those that servers of OpenAI's API know by these names or others; which of them one takes, it says itself.
+_SENT = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "stop", "max_new_tokens", "json_schema"),
+)
+_ASKED = ("chat_template_kwargs", "reasoning_effort", "tools", "tool_choice", "parallel_tool_calls")
+
+# Of a pipeline whose thinker is a server elsewhere, which makes the prompts.
+REQUEST_PARAMS_OF_MESSAGES: RequestParams = {
+    "chat": TaskParams(
+        (*_SENT, "voice", "speed", *_ASKED), {"thinker": _SENT, "speak": _SPEAK}, _WRITTEN.spoken
+    ),
+    **{task: REQUEST_PARAMS[task] for task in ("speech", "transcription", "translation")},
 }

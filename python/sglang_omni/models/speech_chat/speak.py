@@ -19,7 +19,7 @@ from sglang_omni.scheduling.stream_scheduler import StreamSession
 
 # Speech begins with the first clause of at least this length: about 1.5 s of sound, enough time to write the
 # rest of the sentence.
-_FIRST_CLAUSE_CHARS = 24
+FIRST_CLAUSE_CHARS = 24
 # A listener who has less in hand hears the clauses that are written of a sentence, before its end.
 LEAST_IN_HAND_S = 0.75
 
@@ -47,7 +47,7 @@ class SpeakSession(StreamSession):
         self._speed = 1.0
         self._seed = DEFAULT_SEED
         self._must_speak = False
-        self._sentences = SentenceSplitter(first_clause_chars=_FIRST_CLAUSE_CHARS)
+        self._sentences = SentenceSplitter(first_clause_chars=FIRST_CLAUSE_CHARS)
         self._text: list[str] = []
         self._audio: list[NDArray[np.float32]] = []
 
@@ -67,7 +67,7 @@ class SpeakSession(StreamSession):
         self._text.append(data["text"])
         sentences = self._sentences.feed(data["text"])
         if not sentences and self._runs_dry():
-            sentences = self._sentences.cut(_FIRST_CLAUSE_CHARS)
+            sentences = self._sentences.cut(FIRST_CLAUSE_CHARS)
         return self._speak(sentences)
 
     def end(self) -> Iterator[Any]:

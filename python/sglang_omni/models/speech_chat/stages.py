@@ -31,6 +31,9 @@ def create_preprocess(
     context_length: int | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
+    takes_messages: bool = False,
+    hears: bool = True,
+    speaks: bool = True,
 ) -> SimpleScheduler:
     """The stage from inputs to token ids, audio samples or text to speak.
 
@@ -45,16 +48,22 @@ def create_preprocess(
             allows all.
         context_length: A shorter context than the checkpoint's.
         tool_call_parser, reasoning_parser: As for the stages of a text model.
+        takes_messages: Whether the thinker takes messages, for a prompt of its own.
+        hears, speaks: Whether the bundled models do; another checks languages and voices itself.
     """
     from sglang_omni.models.speech_chat.preprocess import Limits, SpeechChatPreprocessor
 
     limits = Limits(
         max_audio_seconds, max_total_audio_seconds, max_audio_bytes, max_speech_chars, max_decode_seconds
     )
-    chats = _chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
+    chats = None
+    if not takes_messages:
+        chats = chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
     # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(
-        SpeechChatPreprocessor(chats, limits, allowed_media_hosts), max_concurrency=4, sees_abort=True
+        SpeechChatPreprocessor(chats, limits, allowed_media_hosts, hears=hears, speaks=speaks),
+        max_concurrency=4,
+        sees_abort=True,
     )
 
 
@@ -69,6 +78,7 @@ def create_transcribe(
     context_length: int | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
+    takes_messages: bool = False,
     schedule_policy: SchedulePolicy = "deadline",
 ) -> StreamScheduler:
     """The stage from audio to transcripts, and for a chat to token ids.
@@ -82,6 +92,7 @@ def create_transcribe(
         max_decode_seconds: Limit of the time to decode half a minute of it.
         context_length: A shorter context than the checkpoint's.
         tool_call_parser, reasoning_parser: As for the stages of a text model.
+        takes_messages: As for the preprocess stage.
         schedule_policy: ``"deadline"`` hears questions before recordings to transcribe, ``"fcfs"`` lets
             requests take turns.
     """
@@ -92,7 +103,9 @@ def create_transcribe(
         whisper = Whisper(num_threads=num_threads or available_cores(), beam_size=beam_size)
     recognizer = Recognizer(whisper, cache_size)
     limits = RecordingLimits(max_recording_seconds, max_decode_seconds)
-    chats = _chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
+    chats = None
+    if not takes_messages:
+        chats = chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
     return StreamScheduler(
         lambda: TranscribeSession(recognizer, chats, limits),
         expects_stream=lambda payload: False,
@@ -233,9 +246,10 @@ def checkpoint_directory(model_path: str) -> Path:
     return directory
 
 
-def _chat_prompts(
+def chat_prompts(
     model_path: str, context_length: int | None, tool_call_parser: str | None, reasoning_parser: str | None
 ) -> ChatPrompts:
+    """What makes the thinker's prompts; the arguments are those of the stages."""
     from sglang_omni.answers.chat import ChatPrompts
     from sglang_omni.preprocessing.text import PromptEncoder
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, SpeechSegment, Whisper
-from sglang_omni.models.speech_chat.conversation import with_transcripts
+from sglang_omni.models.speech_chat.conversation import for_thinker, with_transcripts
 from sglang_omni.models.speech_chat.windows import windows
 from sglang_omni.preprocessing.audio import decode_blocks
 from sglang_omni.preprocessing.deadline import Deadline
@@ -113,15 +113,18 @@ class AudioRecording:
 class TranscribeSession(StreamSession):
     """One request with audio.
 
-    A chat ends with ``{"prompt_token_ids", "input_transcript"}`` for the thinker, perhaps with a ``reading``,
-    and a transcription with the caller's result. A recording of hours takes as many turns as it has windows
-    and segments, between which other requests have theirs.
+    A chat ends with what ``for_thinker`` makes of it and an ``input_transcript``, and a transcription with
+    the caller's result. A recording of hours takes as many turns as it has windows and segments, between
+    which other requests have theirs.
+
+    Args:
+        chats: None for a thinker that takes messages.
     """
 
     def __init__(
         self,
         recognizer: Recognizer,
-        chats: ChatPrompts,
+        chats: ChatPrompts | None,
         limits: RecordingLimits | None = None,
     ) -> None:
         self._recognizer = recognizer
@@ -146,11 +149,10 @@ class TranscribeSession(StreamSession):
                 yield None
             transcripts.append(" ".join(texts))
         messages, transcript = with_transcripts(payload.data["messages"], transcripts)
-        token_ids, reading = self._chats.encode(messages, payload.request)
-        self._chats.prompts.check_answer(len(token_ids), stage_params(payload.request, "thinker"))
-        self._result = {"prompt_token_ids": token_ids, "input_transcript": transcript}
-        if reading is not None:
-            self._result["reading"] = reading
+        self._result = {
+            **for_thinker(messages, payload.request, self._chats),
+            "input_transcript": transcript,
+        }
         if transcript is not None and answers_in_text(payload.request):
             yield TextChunk(modality="text", input_transcript=transcript)
 

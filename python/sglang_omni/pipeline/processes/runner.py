@@ -54,6 +54,8 @@ class MultiProcessPipelineRunner:
         restart_window: Seconds after which a death is forgotten.
         launcher: Starts the processes; None: on this host.
         plan: The result of ``validate_config`` for this config, if it is there already.
+        within_stage: True if a stage of another pipeline starts this one on purpose: its processes end with
+            that stage's.
     """
 
     def __init__(
@@ -64,12 +66,14 @@ class MultiProcessPipelineRunner:
         restart_window: float = 300.0,
         launcher: Launcher | None = None,
         plan: PipelinePlan | None = None,
+        within_stage: bool = False,
     ) -> None:
         self.config = config
         self.launcher: Launcher = launcher or LocalLauncher()
         self.max_restarts = max_restarts
         self.restart_window = restart_window
         self._pipeline = plan
+        self._within_stage = within_stage
         self._plan: RunPlan | None = None
         self._coordinator: Coordinator | None = None
         self._supervisor: Supervisor | None = None
@@ -117,7 +121,8 @@ class MultiProcessPipelineRunner:
         """
         if self._coordinator is not None:
             raise RuntimeError("the pipeline is running already")
-        refuse_inside_child()
+        if not self._within_stage:
+            refuse_inside_child()
         warn_of_untried()
         pipeline = self._pipeline or validate_config(self.config)
         try:

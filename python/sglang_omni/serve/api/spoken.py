@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from sglang_omni.client import GenerateRequest, RequestError, UsageInfo
 from sglang_omni.client.audio import AudioFileEncoder, Samples, check_format
 from sglang_omni.client.transport import Deltas
+from sglang_omni.serve.api.constraints import spelled
 from sglang_omni.serve.api.listening import listening
 from sglang_omni.serve.api.protocol.speech import SpeechFields
 from sglang_omni.serve.api.session import owner_of
@@ -31,7 +32,12 @@ def check_speech(
     server.check_task("speech")
     check_cloning(server, fields)
     server.check_voice(fields.voice, "voice")
-    server.check_params("speech", fields.given, stage_params)
+    if fields.max_tokens is not None and fields.max_new_tokens not in (None, fields.max_tokens):
+        raise RequestError(
+            "max_new_tokens and max_tokens differ; give one", param="max_new_tokens", code="invalid_value"
+        )
+    with spelled({"max_new_tokens": "max_tokens"} if fields.max_new_tokens is None else {}):
+        server.check_params("speech", fields.given, stage_params)
 
 
 def check_cloning(server: AppState, fields: SpeechFields) -> None:

@@ -133,7 +133,8 @@ async def _events(
         async for chunk in chunks:
             text, is_last = deltas.new_text(chunk), chunk.finish_reason is not None
             segments = chunk.segments[said:] if is_last else chunk.segments
-            if text:
+            # A segment may be complete only after its text is out.
+            if text or (verbose and segments):
                 if first:
                     server.metrics.first_output(time.monotonic() - started)
                     first = False

@@ -9,8 +9,8 @@ from typing import Any
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import TranscriptionResult, TranscriptionSegment
-from sglang_omni.client.languages import language_name
 from sglang_omni.client.subtitles import srt, vtt
+from sglang_omni.preprocessing.languages import language_name
 from sglang_omni.serve.api.protocol.transcriptions import TranscriptionForm
 
 

@@ -34,8 +34,12 @@ def voice_routes(server: AppState) -> APIRouter:
         # It is read first: clients look for the answer only after they have sent everything.
         form = await read_form(request)
         await form.close()
+        takes = server.capabilities.request_params or {}
+        clones = "speech" in takes and "ref_audio" in takes["speech"].general
         raise RequestError(
-            f"the model {server.served_name!r} takes no voices of others; {own_voices(server)}",
+            f"the model {server.served_name!r} keeps no recordings; send one with each text, as ref_audio"
+            if clones
+            else f"the model {server.served_name!r} takes no voices of others; {own_voices(server)}",
             param="audio_sample",
             code="unsupported_value",
         )

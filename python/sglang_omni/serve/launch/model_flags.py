@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_omni import hub
 from sglang_omni.serve.launch.flags import count, count_or_any, not_empty, share
+from sglang_omni.serve.launch.part_flags import is_of_part
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
@@ -190,6 +191,8 @@ def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
         if not override_stages(config, flag.argument, value):
             raise ValueError(f"{flag.flag}: no stage of {config.name} takes it")
     for setting in args.stage:
+        if is_of_part(config, setting):
+            continue
         try:
             _check_setting(setting)
             override_stage(config, setting)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni import hub
+from sglang_omni.families import family_named
+from sglang_omni.packages import missing
 from sglang_omni.serve.launch.registry import PipelineError, pipeline_of
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from sglang_omni.config.memory import MemoryPlan
 
 DEFAULT_MODEL = "speech-chat"
-_SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
 
 
 class LaunchError(Exception):
@@ -51,14 +51,30 @@ def load_pipeline(
             config.model_path = _local(given, revision, weights=weights)
         return config
     given = model_path or DEFAULT_MODEL
+    if given == DEFAULT_MODEL:
+        speech_chat = family_named("speech_chat").config.replace(":", ".")
+        return import_string(speech_chat)(model_path=_local(given, revision, weights=weights))
+    return pipeline_for(given, revision, weights=weights)
+
+
+def pipeline_for(
+    given: str, revision: str | None = None, *, flag: str = "--model-path", weights: bool = True
+) -> PipelineConfig:
+    """The pipeline for a checkpoint.
+
+    Args:
+        given: Its directory, or a hub's id, as the command line has it.
+        revision, weights: As of ``load_pipeline``.
+        flag: The flag that it was given with, for errors.
+
+    Raises:
+        LaunchError: There is no such checkpoint, or no pipeline for it.
+    """
     path = _local(given, revision, weights=weights)
-    if path == DEFAULT_MODEL:
-        config = import_string(_SPEECH_CHAT)(model_path=path)
-    else:
-        try:
-            config = pipeline_of(_checkpoint_fields(Path(path))).config(path)
-        except PipelineError as exc:
-            raise LaunchError(f"--model-path {path!r}: {exc}") from exc
+    try:
+        config = pipeline_of(_checkpoint_fields(Path(path), flag)).config(path)
+    except PipelineError as exc:
+        raise LaunchError(f"{flag} {path!r}: {exc}") from exc
     if config.name == path:
         # Requests name a model as the command line does.
         config.name = given
@@ -94,7 +110,7 @@ def _local(model_path: str, revision: str | None, *, weights: bool) -> str:
         raise LaunchError(f"{model_path} is no directory here, so it is sought on the hub: {exc}") from exc
 
 
-def _checkpoint_fields(checkpoint: Path) -> dict[str, Any]:
+def _checkpoint_fields(checkpoint: Path, flag: str) -> dict[str, Any]:
     """The fields of its ``config.json``."""
     try:
         fields: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -102,11 +118,11 @@ def _checkpoint_fields(checkpoint: Path) -> dict[str, Any]:
             raise KeyError("model_type")
     except (FileNotFoundError, NotADirectoryError):
         raise LaunchError(
-            f"--model-path {str(checkpoint)!r}: no checkpoint there (no config.json); give the directory of "
+            f"{flag} {str(checkpoint)!r}: no checkpoint there (no config.json); give the directory of "
             f"one, an id of the hub such as Qwen/Qwen3-8B, or {DEFAULT_MODEL!r}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise LaunchError(f"--model-path {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc
+        raise LaunchError(f"{flag} {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc
     return fields
 
 
@@ -118,14 +134,9 @@ def check_installed(config: PipelineConfig) -> None:
     Raises:
         LaunchError: Some are not; the text shows the commands.
     """
-    required: dict[str, Sequence[str]] = getattr(config, "required_packages", {})
-    missing = {
-        command: [name for name in modules if importlib.util.find_spec(name) is None]
-        for command, modules in required.items()
-    }
-    if any(missing.values()):
-        names = ", ".join(name for modules in missing.values() for name in modules)
-        commands = "".join(f"\n  {command}" for command, modules in missing.items() if modules)
+    if absent := missing(getattr(config, "required_packages", {})):
+        names = ", ".join(name for modules in absent.values() for name in modules)
+        commands = "".join(f"\n  {command}" for command in absent)
         raise LaunchError(f"{config.name} needs {names}, not installed here:{commands}")
 
 
@@ -172,7 +183,9 @@ def fit_gpus(config: PipelineConfig, *, elsewhere: bool = False) -> MemoryPlan |
     gpus = visible_gpus()
     if elsewhere and not gpus:
         return None
-    plan = fit_memory(config, gpus)
+    # A pipeline that others are parts of counts them too.
+    share = getattr(config, "share_gpus", partial(fit_memory, config))
+    plan: MemoryPlan | None = share(gpus)
     if plan is not None and not plan.fits:
         raise LaunchError(refusal(plan))
     return plan

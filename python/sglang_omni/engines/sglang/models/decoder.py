@@ -1,4 +1,4 @@
-"""Qwen3-Omni's decoders, thinker and talker, made of SGLang's layers."""
+"""Decoders, of thinkers and talkers too, made of SGLang's layers."""
 
 from __future__ import annotations
 
@@ -157,6 +157,7 @@ class OmniDecoder(nn.Module):
         self._config = config
         self._strategy = spec.strategy
         self._tap_layer = spec.capture_layer
+        self._captures_all = spec.captures_all
         self.embed = (
             VocabParallelEmbedding(config.vocab_size, config.hidden_size) if spec.strategy is None else None
         )
@@ -212,16 +213,17 @@ class OmniDecoder(nn.Module):
         deepstack = deepstack_of(spans)
         levels = () if deepstack is None else deepstack.levels
         visual_rows = None if deepstack is None else to_device(deepstack.rows, hidden.device)
-        capture_layer = self._tap_layer if self.captured is not None and has_media(spans) else None
+        captures = self._captures_all or has_media(spans)
+        capture_layer = self._tap_layer if self.captured is not None and captures else None
         if capture_layer == 0:
             self._capture(hidden, forward_batch)
         branch = None
         for index, layer in enumerate(self.layers):
             branch, hidden = layer(branch, hidden, positions, forward_batch)
-            captures = capture_layer == index + 1 < len(self.layers)
-            if captures or index < len(levels):
+            is_tapped = capture_layer == index + 1 < len(self.layers)
+            if is_tapped or index < len(levels):
                 hidden, branch = hidden + branch, None
-            if captures:
+            if is_tapped:
                 self._capture(hidden, forward_batch)
             if visual_rows is not None and index < len(levels):
                 hidden.index_add_(0, visual_rows, levels[index].to(hidden))
@@ -271,7 +273,7 @@ def _rope_scaling(config: DecoderConfig) -> dict[str, Any] | None:
         _, height, width = config.mrope_section
         # Time turns the pairs of channels that height and width leave.
         section = [config.head_dim // 2 - height - width, height, width]
-        scaling |= {"mrope_section": section, "mrope_interleaved": True}
+        scaling |= {"mrope_section": section, "mrope_interleaved": config.mrope_interleaved}
     elif scaling.get("rope_type", "default") == "default":
         return None
     return scaling

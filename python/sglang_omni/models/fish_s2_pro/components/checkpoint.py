@@ -139,6 +139,22 @@ class FishS2Checkpoint:
             end=int(config["eos_token_id"]),
         )
 
+    def check_codec(self, codebook_sizes: Sequence[int]) -> None:
+        """
+        Args:
+            codebook_sizes: Codes of each group, as the codec has them.
+
+        Raises:
+            ValueError: They are not those that the decoders choose.
+        """
+        groups = self.fast.num_code_groups
+        if len(codebook_sizes) != groups or codebook_sizes[0] != self.codebook_size:
+            raise ValueError(
+                f"{self.path}: the codec has {len(codebook_sizes)} codes a frame, the first of "
+                f"{codebook_sizes[0]}; the decoders choose {groups}, the first of {self.codebook_size}: "
+                "codec.pth is that of another model"
+            )
+
     @property
     def open_slow(self) -> OpenCheckpoint:
         config = self.slow

@@ -1,20 +1,16 @@
 """transformers' modules of Qwen3-Omni that are used here, and what its encoders compute beforehand.
 
 transformers does not document their insides, and its minor versions change them. Only this file imports them.
-They were tried with transformers 5.16 to 5.23: before, the audio encoder takes no padded pieces, or the video
-processor has no ``cap_pixels_per_frame``.
+They were tried with transformers 5.16 to 5.23: before, the video processor has no ``cap_pixels_per_frame``.
 """
 
 from __future__ import annotations
 
-from transformers import AttentionInterface
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
-    Qwen3OmniMoeAudioEncoderConfig,
     Qwen3OmniMoeCode2WavConfig,
     Qwen3OmniMoeVisionEncoderConfig,
 )
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeAudioEncoder,
     Qwen3OmniMoeCausalConvNet,
     Qwen3OmniMoeCausalTransConvNet,
     Qwen3OmniMoeCode2Wav,
@@ -27,16 +23,10 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
-from sglang_omni.models.qwen3_omni.components.packed_attention import packed_attention
-
-# The encoders' ``attn_implementation``. With "flash" in the name, transformers would look for a package.
-PACKED_ATTENTION = "sglang_omni_packed"
-AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+from sglang_omni.models.multimodal.reference import PACKED_ATTENTION
 
 __all__ = [
     "PACKED_ATTENTION",
-    "Qwen3OmniMoeAudioEncoder",
-    "Qwen3OmniMoeAudioEncoderConfig",
     "Qwen3OmniMoeCausalConvNet",
     "Qwen3OmniMoeCausalTransConvNet",
     "Qwen3OmniMoeCode2Wav",

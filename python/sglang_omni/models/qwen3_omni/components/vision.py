@@ -12,8 +12,8 @@ from torch import Tensor
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.model_runner.loader import load_component
-from sglang_omni.models.qwen3_omni.components.packed_attention import load_varlen, segments
-from sglang_omni.models.qwen3_omni.payloads import VisualInput
+from sglang_omni.models.multimodal.packed_attention import load_varlen, segments
+from sglang_omni.models.multimodal.payloads import VisualInput
 
 _PREFIX = "thinker.visual."
 

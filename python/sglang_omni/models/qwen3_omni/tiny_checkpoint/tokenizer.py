@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
-
-from sglang_omni.preprocessing.text import load_tokenizer
+from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer
 
 # The last ids of the published vocabulary, in its order.
 SPECIAL_TOKENS = (
@@ -46,31 +40,15 @@ SPECIAL_TOKENS = (
     "<tts_text_bos_single>",
     "<|audio_pad|>",
 )
-# Added tokens that are part of the text that a model reads and writes.
-_NOT_SPECIAL = ("tool_", "fim_", "repo_name", "file_sep", "think")
-_ROLES = ("system", "user", "assistant")
-_WORDS = """
- a able about after again air all also always an and animal answer any are around as ask at away back be
- because been before began being below best better between big bird black blue book both boy bring but by
- call came can car change child city clear close cold color come could country cut dark day did different
- do does done door down draw each early earth eat end enough even every example eye face fall family far
- farm father feel few find fire first fish five follow food for form found four from full garden gave get
- girl give go good great green ground group grow had half hand hard has have he head hear heard help her
- here high him his hold home horse house how hundred i idea if important in into is island it just keep
- kind king know land large last late later learn leave left letter life light like line list listen little
- live long look made make man many may me mean men might mile minute money moon more morning most mother
- mountain move much music must my name near need never new next night no north not note nothing notice now
- number of off often old on once one only open or order other our out over own page paper part people
- picture piece place plain plan plant play point power problem put question quick rain ran read ready red
- rest right river road rock room round rule run said same saw say school sea second see seem sentence set
- several she ship short should show side simple since sing slow small snow so some song soon sound south
- space speak stand star start state stay step still stop story street strong study such sun sure table
- take talk teach tell ten than that the their them then there these they thing think this those though
- thought three through time to together told too took top toward town travel tree true try turn two under
- until up upon us use very voice walk want war warm was watch water way we week well went were west what
- wheel when where which while white who whole why will wind with without wonder wood word work world would
- write year yes you young your
-"""
+_MEDIA = {
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
+    "audio_token": "<|audio_pad|>",
+    "image_token": "<|image_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "vision_eos_token": "<|vision_end|>",
+}
 CHAT_TEMPLATE = """\
 {%- macro parts(content) -%}
 {%- if content is string -%}
@@ -98,123 +76,13 @@ CHAT_TEMPLATE = """\
 """
 
 
-class TinyTokenizer:
-    """A vocabulary of the 256 bytes, of ``size - 256`` merges learned from common words, then
-    ``SPECIAL_TOKENS``.
+class TinyTokenizer(WordTokenizer):
+    """A ``WordTokenizer`` with ``SPECIAL_TOKENS``.
 
     Raises:
         ValueError: ``size`` leaves no room for the roles' names, which must be one token each.
     """
 
     def __init__(self, size: int) -> None:
-        words = Counter({f"Ġ{word}": 1 for word in _WORDS.split()} | dict.fromkeys(_ROLES, 1000))
-        self.merges = _learn_merges(words, size - 256)
-        tokens = [*_byte_alphabet(), *("".join(pair) for pair in self.merges)]
-        self.vocab = {token: i for i, token in enumerate(tokens)}
-        self.special = {token: len(tokens) + i for i, token in enumerate(SPECIAL_TOKENS)}
-        if not all(role in self.vocab for role in _ROLES):
-            raise ValueError(
-                f"vocab_size {size + len(SPECIAL_TOKENS)} is too small: {' '.join(_ROLES)} must be tokens; "
-                f"take at least {256 + 32 + len(SPECIAL_TOKENS)}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.vocab) + len(self.special)
-
-    def id(self, token: str) -> int:
-        """The id of one token."""
-        return self.special[token] if token in self.special else self.vocab[token]
-
-    def write(self, directory: Path) -> None:
-        """Writes ``vocab.json``, ``merges.txt``, ``tokenizer.json``, ``tokenizer_config.json`` and
-        ``chat_template.json``."""
-        merges = "".join(f"{left} {right}\n" for left, right in self.merges)
-        (directory / "merges.txt").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
-        write_json(directory / "vocab.json", self.vocab)
-        write_json(directory / "tokenizer_config.json", self._settings())
-        write_json(directory / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
-        # Made from the files above, not read from an earlier checkpoint in the same place.
-        (directory / "tokenizer.json").unlink(missing_ok=True)
-        load_tokenizer(directory).save(str(directory / "tokenizer.json"), pretty=True)
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "added_tokens_decoder": {
-                str(token_id): {
-                    "content": token,
-                    "lstrip": False,
-                    "normalized": False,
-                    "rstrip": False,
-                    "single_word": False,
-                    "special": _is_special(token),
-                }
-                for token, token_id in self.special.items()
-            },
-            "add_prefix_space": False,
-            "additional_special_tokens": [token for token in SPECIAL_TOKENS if _is_special(token)],
-            "audio_bos_token": "<|audio_start|>",
-            "audio_eos_token": "<|audio_end|>",
-            "audio_token": "<|audio_pad|>",
-            "bos_token": None,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": "<|im_end|>",
-            "errors": "replace",
-            "extra_special_tokens": {
-                "audio_bos_token": "<|audio_start|>",
-                "audio_eos_token": "<|audio_end|>",
-                "audio_token": "<|audio_pad|>",
-                "image_token": "<|image_pad|>",
-                "video_token": "<|video_pad|>",
-                "vision_bos_token": "<|vision_start|>",
-                "vision_eos_token": "<|vision_end|>",
-            },
-            "image_token": "<|image_pad|>",
-            "model_max_length": 131072,
-            "pad_token": "<|endoftext|>",
-            "processor_class": "Qwen3OmniMoeProcessor",
-            "split_special_tokens": False,
-            "tokenizer_class": "Qwen2Tokenizer",
-            "unk_token": None,
-            "video_token": "<|video_pad|>",
-            "vision_bos_token": "<|vision_start|>",
-            "vision_eos_token": "<|vision_end|>",
-        }
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _is_special(token: str) -> bool:
-    return not any(name in token for name in _NOT_SPECIAL)
-
-
-def _byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-ins for the bytes 0 to 255, in the order of its vocabulary: the bytes that are
-    printable themselves first."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
-
-
-def _learn_merges(words: Counter[str], number: int) -> list[tuple[str, str]]:
-    """Byte-pair encoding (Sennrich et al., 2016): joins the most frequent pair of neighbours, ``number``
-    times. Ties go to the pair that sorts first, so that the result depends only on the words."""
-    splits = {word: list(word) for word in words}
-    merges: list[tuple[str, str]] = []
-    for _ in range(number):
-        pairs: Counter[tuple[str, str]] = Counter()
-        for word, split in splits.items():
-            for pair in pairwise(split):
-                pairs[pair] += words[word]
-        if not pairs:
-            break
-        best = min(pairs, key=lambda pair: (-pairs[pair], pair))
-        merges.append(best)
-        for split in splits.values():
-            i = 0
-            while i + 1 < len(split):
-                if (split[i], split[i + 1]) == best:
-                    split[i : i + 2] = ["".join(best)]
-                i += 1
-    return merges
+        settings = {**_MEDIA, "extra_special_tokens": _MEDIA, "processor_class": "Qwen3OmniMoeProcessor"}
+        super().__init__(size, SPECIAL_TOKENS, CHAT_TEMPLATE, settings)

@@ -6,12 +6,31 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from sglang_omni.serve.api.fields import ApiModel, ExtensionFields, Name, at_most
+from sglang_omni.serve.api.fields import (
+    ApiModel,
+    Count,
+    ExtensionFields,
+    MinP,
+    Name,
+    Penalty,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopP,
+    at_most,
+)
 
 MAX_INPUT_CHARS = 16_384
 MAX_ITEMS = 32
 
 Format = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+
+
+# Fields that are parameters of pipelines under the same names.
+_PARAMS = (
+    *("voice", "language", "seed", "ref_audio", "ref_text", "temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
 
 
 def _not_blank(text: str) -> str:
@@ -47,11 +66,31 @@ class SpeechFields(ApiModel):
     """A recording of the voice to speak with, as base64, data URL or URL."""
     ref_text: Annotated[str, Field(max_length=MAX_INPUT_CHARS)] | None = None
     """What is said in ``ref_audio``."""
+    temperature: Temperature | None = None
+    """0 takes the likeliest code each time; higher draws more freely. This and the fields below are for
+    models that draw the codes of their sound."""
+    top_p: TopP | None = None
+    """Draw only among the likeliest codes that have this probability together."""
+    top_k: TopK | None = None
+    """Draw only among this many of the likeliest codes; -1 and 0 are no limit."""
+    min_p: MinP | None = None
+    """Draw only among codes with at least this share of the likeliest one's probability."""
+    repetition_penalty: RepetitionPenalty | None = None
+    """Above 1, codes of the sound so far become less likely to come again."""
+    presence_penalty: Penalty | None = None
+    """Taken from the logits of codes that the sound has already."""
+    frequency_penalty: Penalty | None = None
+    """Taken from a code's logit for each time that the sound has it."""
+    max_new_tokens: Count | None = None
+    """The most frames of codes: of the speech, or of each part of a long text, as the model's page says."""
+    max_tokens: Count | None = None
+    """Another name of ``max_new_tokens``; both may be given if they are equal."""
 
     @property
     def given(self) -> dict[str, Any]:
         """The parameters of the voice that are given and change something, as pipelines name them."""
-        given = {name: getattr(self, name) for name in ("voice", "language", "seed", "ref_audio", "ref_text")}
+        given = {name: getattr(self, name) for name in _PARAMS}
+        given["max_new_tokens"] = self.max_new_tokens or self.max_tokens
         given["instructions"] = self.instructions or None
         given["speed"] = self.speed if self.speed != 1.0 else None
         return {name: value for name, value in given.items() if value is not None}

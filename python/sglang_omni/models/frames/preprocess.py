@@ -1,0 +1,158 @@
+"""The preprocess stage: a text, and perhaps the recording of a voice, to token ids and samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from sglang_omni.models.codecs.mimi import VoiceRecording
+from sglang_omni.models.frames.speech import SpeechParts
+from sglang_omni.preprocessing.audio import decode_audio
+from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
+from sglang_omni.preprocessing.media import media_bytes
+from sglang_omni.preprocessing.request_params import RequestParams, check_request
+from sglang_omni.preprocessing.sentences import passages
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+from sglang_omni.tasks import SpeechRequest
+
+
+@dataclass(frozen=True)
+class SpokenLimits:
+    """Limits of a request.
+
+    Attributes:
+        speech_chars: Characters of a text to speak.
+        part_bytes: Bytes of it, as UTF-8, that are one prompt.
+        reference_seconds, reference_bytes: Length of a voice's recording, and its encoded size.
+        decode_seconds: Time to fetch and decode it.
+        allowed_media_hosts: Hosts of URLs of recordings.
+    """
+
+    speech_chars: int
+    part_bytes: int
+    reference_seconds: float
+    reference_bytes: int
+    decode_seconds: float
+    allowed_media_hosts: Collection[str]
+
+    def check_length(self, text: str) -> None:
+        """
+        Raises:
+            RequestError: The text is too long.
+        """
+        if len(text) > self.speech_chars:
+            told = f"input is {len(text)} characters long; the limit is {self.speech_chars}"
+            raise RequestError(told, param="input", code="invalid_value")
+
+    def recording(
+        self, sound: str | bytes, sample_rate: int, check: Check, *, param: str = "ref_audio"
+    ) -> VoiceRecording:
+        """A voice's recording, fetched if it must be, and decoded.
+
+        Args:
+            sound: An encoded file, as bytes, base64, data URL or URL.
+            sample_rate: Hz, of the samples.
+            check: Called now and then; what it raises ends the work.
+            param: Where the recording is from, for errors.
+
+        Raises:
+            RequestError: It cannot be fetched or decoded, or is too large or too long.
+        """
+        deadline = Deadline(self.decode_seconds, param=param, check=check)
+        encoded = media_bytes(
+            sound,
+            param=param,
+            max_bytes=self.reference_bytes,
+            allowed_hosts=self.allowed_media_hosts,
+            check=deadline,
+        )
+        clip = decode_audio(
+            encoded,
+            param=param,
+            sample_rate=sample_rate,
+            max_seconds=self.reference_seconds,
+            check=deadline,
+        )
+        key = hashlib.sha256(clip.samples.tobytes()).digest()
+        return VoiceRecording(key=key, samples=torch.from_numpy(clip.samples))
+
+
+class SpokenModel(Protocol):
+    """What the stage knows of a model.
+
+    Attributes:
+        context_length: The most tokens and frames of a prompt and its speech.
+        sample_rate, frame_samples: Of its codec: Hz, and samples of a frame.
+        voices: The names that ``voice`` may have; the first is the default.
+    """
+
+    context_length: int
+    sample_rate: int
+    frame_samples: int
+    voices: Sequence[str]
+
+    def turn(self, voice: str, text: str, check: Check) -> list[int]:
+        """Token ids of a text that a voice says, none of them a control token of the user's own."""
+        ...
+
+
+class SpeechPreprocessor:
+    """Converts the entry payload to ``SpeechParts``. The request's own inputs are dropped."""
+
+    def __init__(self, model: SpokenModel, takes: RequestParams, limits: SpokenLimits) -> None:
+        self._model, self._takes, self._limits = model, takes, limits
+
+    def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
+        """
+        Args:
+            aborted: Returns true once the request is aborted; the work then ends.
+
+        Raises:
+            RequestError: An input or parameter is not acceptable.
+            Aborted: The request was aborted.
+        """
+        check_request(payload.request, self._takes)
+        model, limits, check = self._model, self._limits, until_aborted(aborted)
+        speech = SpeechRequest.of(payload)
+        limits.check_length(speech.text)
+        voice = model.voices[0] if speech.voice is None else speech.voice
+        if voice not in model.voices:
+            told = f"unknown voice {voice!r}: this model's are {', '.join(model.voices)}"
+            raise RequestError(told, param="voice", code="unsupported_value")
+        texts = [text for text in passages(speech.text, limits.part_bytes) if any(map(str.isalnum, text))]
+        parts = [model.turn(voice, text, check) for text in texts]
+        if not parts:
+            raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
+        data = SpeechParts(parts=parts)
+        length = max(map(len, parts))
+        params = {name: value for name, value in speech.params.items() if name != "ref_audio"}
+        if (reference := _reference(speech.params)) is not None:
+            sound, said = reference
+            data["reference"] = model.turn(voice, said, check)
+            recording = data["recording"] = limits.recording(sound, model.sample_rate, check)
+            frames = -(-len(recording["samples"]) // model.frame_samples)
+            length += len(data["reference"]) + frames + 1
+        if length >= model.context_length:
+            told = f"text and recording take {length} of the model's {model.context_length} positions"
+            param = "ref_audio" if "recording" in data else "input"
+            raise RequestError(
+                f"{told}, which the speech needs too", param=param, code="context_length_exceeded"
+            )
+        request = OmniRequest(None, params, payload.request.metadata)
+        return StagePayload(payload.request_id, request, data)
+
+
+def _reference(params: Mapping[str, Any]) -> tuple[str | bytes, str] | None:
+    """The recording of a voice, and what it says; None without one."""
+    sound, said = params.get("ref_audio"), params.get("ref_text")
+    if sound is None and said is None:
+        return None
+    if sound is None or not isinstance(said, str) or not said.strip():
+        missing = "ref_audio" if sound is None else "ref_text"
+        told = f"{missing} is missing: a voice is its recording, ref_audio, with what it says, ref_text"
+        raise RequestError(told, param=missing, code="missing_required_parameter")
+    return sound, said

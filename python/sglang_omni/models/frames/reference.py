@@ -1,0 +1,39 @@
+"""The reference stage: the recording of a voice to its codes, those of several requests at once."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_omni.engines.cache import OutputCache
+from sglang_omni.engines.encoder import Encoder, EncoderEngine, EncoderRequest
+from sglang_omni.models.codecs.mimi import VoiceRecording
+from sglang_omni.models.frames.speech import SpeechParts
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+
+def reference_scheduler(
+    encoder: Encoder, *, cache_bytes: int, max_batch_samples: int
+) -> OmniScheduler[EncoderRequest]:
+    """
+    Args:
+        encoder: Of ``VoiceRecording``s to codes.
+        cache_bytes: Size of the cache of codes for repeated recordings; 0 for none.
+        max_batch_samples: Limit of the samples of a batch's recordings.
+    """
+
+    def build(payload: StagePayload) -> EncoderRequest:
+        data: SpeechParts = payload.data
+        return EncoderRequest(payload.request_id, [data["recording"]])
+
+    def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
+        data: SpeechParts = payload.data
+        ((codes,),) = request.outputs
+        parts = SpeechParts(parts=data["parts"], reference=data["reference"], reference_codes=codes)
+        return StagePayload(payload.request_id, payload.request, parts)
+
+    def tiny() -> list[EncoderRequest]:
+        return [EncoderRequest("warm-up", [VoiceRecording(key=b"warm-up", samples=torch.zeros(4800))])]
+
+    engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_samples)
+    return OmniScheduler(engine, build, result, warm_up_requests=tiny)

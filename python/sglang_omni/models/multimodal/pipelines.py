@@ -1,0 +1,229 @@
+"""The pipelines of models that see, hear and may speak: their stages and the processes of these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field, PrivateAttr
+
+from sglang_omni.answers.chat import ChatPrompts
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.gpus import Gpu, visible_gpus
+from sglang_omni.models.prompts import prompts_of
+
+_SHARED = "sglang_omni.models.multimodal"
+TERMINAL_STAGES = f"{_SHARED}.routing.terminal_stages"
+_ENCODERS = ["image_encoder", "audio_encoder"]
+# Stages with models, and of these the ones that a second GPU takes.
+_MODELS = (*_ENCODERS, "thinker", "talker", "code2wav")
+_SPEAKING = ("talker", "code2wav")
+
+# Quantized checkpoints, with the bytes of a weight: of int4, each group of 128 has a scale and a zero.
+_STORED = (
+    ("FP8 (--quantization fp8 loads all in 16 bits first)", 1.0),
+    ("int4 (AWQ, GPTQ)", 0.53),
+)
+
+
+def thinker_stages(package: str) -> list[StageConfig]:
+    """Media and text in, text out. Each kind of model has its own process; the other stages share one.
+
+    Args:
+        package: The family's, with its stages' factories in ``stages`` and ``encoders``.
+    """
+    return [
+        StageConfig(
+            name="preprocess",
+            factory=f"{package}.stages.create_preprocess",
+            factory_args={"speech": False},
+            process="io",
+            next=[*_ENCODERS, "thinker"],
+            route_fn=f"{_SHARED}.routing.after_preprocess",
+            project_payload={name: f"{_SHARED}.routing.to_{name}" for name in (*_ENCODERS, "thinker")},
+        ),
+        StageConfig(
+            name="image_encoder",
+            factory=f"{package}.encoders.create_image_encoder",
+            process="encoders",
+            next="thinker",
+        ),
+        StageConfig(
+            name="audio_encoder",
+            factory=f"{package}.encoders.create_audio_encoder",
+            process="encoders",
+            next="thinker",
+        ),
+        StageConfig(
+            name="thinker",
+            factory=f"{package}.stages.create_thinker",
+            process="thinker",
+            wait_for=["preprocess", *_ENCODERS],
+            wait_for_fn=f"{_SHARED}.routing.sources_of_thinker",
+            merge_fn=f"{_SHARED}.joining.merge_sources",
+            next="decode",
+        ),
+        StageConfig(name="decode", factory=f"{package}.stages.create_decode", process="io", terminal=True),
+    ]
+
+
+def text_stages(package: str) -> list[StageConfig]:
+    """Text in, text out: no encoder is loaded."""
+    stages = {stage.name: stage for stage in thinker_stages(package) if stage.name not in _ENCODERS}
+    preprocess, thinker = stages["preprocess"], stages["thinker"]
+    preprocess.factory_args |= {"media": []}
+    preprocess.next = ["thinker"]
+    preprocess.project_payload = {"thinker": f"{_SHARED}.routing.to_thinker"}
+    thinker.wait_for = ["preprocess"]
+    return list(stages.values())
+
+
+def speech_stages(package: str) -> list[StageConfig]:
+    """The thinker's stages, and those that speak its answer."""
+    stages = {stage.name: stage for stage in thinker_stages(package)}
+    preprocess, thinker, decode = stages["preprocess"], stages["thinker"], stages["decode"]
+    preprocess.factory_args = {}
+    preprocess.next = [*_ENCODERS, "thinker", "talker", "code2wav"]
+    preprocess.project_payload |= {name: f"{_SHARED}.routing.to_{name}" for name in ("talker", "code2wav")}
+    thinker.factory_args = {"speech": True}
+    thinker.stream_to = ["talker"]
+    thinker.stream_done_to_fn = f"{_SHARED}.routing.thinker_stream_ends"
+    decode.wait_for = ["thinker", "talker"]
+    decode.wait_for_fn = f"{_SHARED}.routing.sources_of_decode"
+    decode.merge_fn = f"{_SHARED}.decode.merge_sources"
+    return [
+        *stages.values(),
+        StageConfig(
+            name="talker",
+            factory=f"{package}.stages.create_talker",
+            process="talker",
+            next="decode",
+            stream_to=["code2wav"],
+            can_accept_stream_before_payload=True,
+        ),
+        StageConfig(
+            name="code2wav",
+            factory=f"{package}.stages.create_code2wav",
+            process="code2wav",
+            terminal=True,
+            can_accept_stream_before_payload=True,
+        ),
+    ]
+
+
+def colocated_stages(package: str) -> list[StageConfig]:
+    """All stages in one process, which takes the least memory; no two stages compute at the same time."""
+    stages = speech_stages(package)
+    for stage in stages:
+        stage.process = "all"
+    return stages
+
+
+class MediaPipelineConfig(PipelineConfig):
+    """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout.
+
+    Attributes:
+        text_only: The pipeline of the same model without encoders.
+        written: The pipeline of the same model without a talker.
+    """
+
+    text_only: ClassVar[type[MediaPipelineConfig]]
+    written: ClassVar[type[MediaPipelineConfig]]
+
+    # The server refuses everything else with a 400.
+    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion")
+    input_modalities: ClassVar[tuple[str, ...]] = ("text", "image", "audio", "video")
+    output_modalities: ClassVar[tuple[str, ...]] = ("text",)
+
+    def chat_prompts(self) -> ChatPrompts:
+        """The checkpoint's tokenizer and chat template, which joins the texts of a message."""
+        return prompts_of(self, self.model_path, between_texts="")
+
+    entry_stage: str | None = "preprocess"
+    # Several processes share few cores: idle threads must sleep instead of spinning.
+    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    @property
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """``config.json`` of the checkpoint; empty if there is none."""
+        file = Path(self.model_path) / "config.json"
+        fields: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
+        return fields
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether the checkpoint says that its weights are random, as a tiny one does."""
+        return bool(self.checkpoint_fields.get("random_weights"))
+
+    # If set, the checkpoint is taken for one whose quantized weights have so many bytes each.
+    _stored_item: float | None = PrivateAttr(default=None)
+
+    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
+        """Pipelines that take less memory, each with what to change for it."""
+        names = {stage.name for stage in self.stages}
+        kinds: list[tuple[type[MediaPipelineConfig], str]] = [(type(self), "")]
+        if "talker" in names:
+            kinds.append((self.written, "answers in text only"))
+        if "image_encoder" in names:
+            kinds.append((self.text_only, "text in and out"))
+        is_quantized = "quantization_config" in self.checkpoint_fields
+        for kind, words in kinds:
+            config_cls = f"{words}: config_cls {kind.__module__}.{kind.__name__}" if words else ""
+            if config_cls:
+                yield config_cls, self._variant(kind)
+            also = f", and {config_cls}" if config_cls else ""
+            yield f"--tp-size 2{also}", self._variant(kind, tp_size=2)
+            if is_quantized:
+                continue
+            yield f"--quantization fp8{also}", self._variant(kind, quantization="fp8")
+            for name, item in _STORED:
+                yield f"a checkpoint quantized to {name}{also}", self._variant(kind, stored_item=item)
+
+    def _variant(
+        self,
+        kind: type[MediaPipelineConfig],
+        *,
+        tp_size: int = 1,
+        quantization: str | None = None,
+        stored_item: float | None = None,
+    ) -> PipelineConfig:
+        """A pipeline of another kind whose stages are placed and set as in this one."""
+        own = {stage.name: stage for stage in self.stages}
+        # Every subclass has stages.
+        variant = kind(model_path=self.model_path)  # type: ignore[call-arg]
+        variant._stored_item = stored_item
+        for stage in variant.stages:
+            stage.gpu = own[stage.name].gpu
+            given = self.runtime_overrides.get(stage.name, {})
+            stage.factory_args |= {**own[stage.name].factory_args, **given}
+            if stage.name == "thinker":
+                if quantization is not None:
+                    stage.factory_args["quantization"] = quantization
+                if isinstance(stage.gpu, int) and tp_size > 1:
+                    stage.gpu = list(range(stage.gpu, stage.gpu + tp_size))
+                    stage.tp_size = tp_size
+                stage.factory_args["speech"] = any(other.name == "talker" for other in variant.stages)
+        return variant
+
+
+def place_on_gpus(config: PipelineConfig, gpus: Sequence[int]) -> None:
+    """Places the stages with models on the first GPU; talker and codec on the second, if there are two."""
+    for stage in config.stages:
+        if stage.name in _MODELS:
+            stage.gpu = gpus[1] if stage.name in _SPEAKING and len(gpus) > 1 else gpus[0]
+
+
+def placed(config: PipelineConfig, gpus: Sequence[Gpu] | None) -> PipelineConfig:
+    """The pipeline on the first GPUs if there are any.
+
+    ``sglang_omni.config.fit_memory`` then gives the stages their shares of the GPUs' memory.
+
+    Args:
+        gpus: The GPUs to use; those of this machine if None.
+    """
+    found = visible_gpus() if gpus is None else gpus
+    if found:
+        place_on_gpus(config, [gpu.index for gpu in found])
+    return config

@@ -1,0 +1,112 @@
+"""A thinker's stage: payloads to requests of its engine, and these to text and to what a talker reads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from sglang_omni.engines import EngineRequest
+from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.media import ThinkerState
+from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.joining import MediaJoin
+from sglang_omni.models.multimodal.payloads import ThinkerInput
+from sglang_omni.models.multimodal.positions import MediaTokens
+from sglang_omni.models.text_answer import AnswerTexts, new_text, text_chunks, written
+from sglang_omni.models.token_logprobs import all_logprobs, constrained, grammars_for, with_logprobs
+from sglang_omni.preprocessing.request import answers_in_speech
+from sglang_omni.preprocessing.token_bytes import TokenBytes
+from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.scheduling.messages import OutgoingMessage
+
+
+class MediaThinker(ABC):
+    """The callbacks of the stage's ``OmniScheduler``: from ``ThinkerInput`` to the results of ``written``.
+
+    Args:
+        tokenizer: The checkpoint's.
+        config: The engine's decoder.
+        tokens: Placeholders of media.
+        device: Where the thinker computes.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: DecoderConfig, tokens: MediaTokens, device: str = "cpu"
+    ) -> None:
+        self._texts = AnswerTexts(tokenizer)
+        self._media = MediaJoin(tokens, device)
+        self._token_bytes = TokenBytes(tokenizer)
+        self._grammars = grammars_for(self._token_bytes, config)
+
+    @abstractmethod
+    def _sampling(self, request: OmniRequest, instead: Mapping[str, Any]) -> RequestSampling:
+        """The request's sampling parameters.
+
+        Args:
+            instead: Parameters that take the place of the request's own.
+
+        Raises:
+            RequestError: A parameter is out of its range.
+        """
+
+    @abstractmethod
+    def _state(self, payload: StagePayload, data: ThinkerInput) -> ThinkerState | None:
+        """The sequence's media, and the outputs that a talker wants; None if there is neither."""
+
+    @abstractmethod
+    def _for_talker(
+        self, request: EngineRequest, news: Mapping[str, Any], new_token_ids: list[int]
+    ) -> object:
+        """What the talker reads of a step of a spoken answer.
+
+        Args:
+            news: As of ``new_text``.
+        """
+
+    def build_request(self, payload: StagePayload) -> EngineRequest | Future[EngineRequest]:
+        """
+        Raises:
+            RequestError: A sampling parameter is out of its range.
+            ValueError: The encoders gave another number of rows than the prompt has placeholders.
+        """
+        data: ThinkerInput = payload.data
+        reading = data.get("reading")
+        sampling = self._sampling(payload.request, {} if reading is None else reading["sampling"])
+        positions = data["positions"]
+        state = self._state(payload, data)
+        # The payload is kept as long as the request, and must not keep what was copied out of the rows.
+        data["visuals"], data["audios"] = [], []
+        return constrained(
+            self._grammars,
+            sampling,
+            lambda grammar: EngineRequest(
+                payload.request_id,
+                data["prompt_token_ids"],
+                sampling,
+                self._texts.of(payload, sampling.stop),
+                state=state,
+                positions=None if positions is None else RotaryPositions(positions, data["position_delta"]),
+                key_token_ids=data["key_token_ids"],
+                grammar=grammar,
+            ),
+        )
+
+    def stream(
+        self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
+    ) -> list[OutgoingMessage]:
+        """New text for the caller, new tokens for the talker."""
+        news = new_text(request)
+        messages = with_logprobs(text_chunks(payload, news), request, self._token_bytes)
+        if answers_in_speech(payload.request):
+            heard = self._for_talker(request, news, new_token_ids)
+            messages.append(OutgoingMessage(request.request_id, "stream", heard, "talker"))
+        return messages
+
+    def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
+        data = {**written(request), **all_logprobs(request, self._token_bytes)}
+        return StagePayload(payload.request_id, payload.request, data)

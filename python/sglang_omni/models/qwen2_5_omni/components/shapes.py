@@ -1,0 +1,32 @@
+"""The shapes of the checkpoint's two autoregressive decoders, read without importing torch."""
+
+from __future__ import annotations
+
+from sglang_omni.model_runner.config import DENSE_TALKER, DENSE_THINKER, DecoderConfig
+from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
+
+
+def thinker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:
+    """The thinker's shape."""
+    thinker = checkpoint.thinker_config
+    return DecoderConfig.from_dict(
+        {
+            **thinker["text_config"],
+            "model_type": DENSE_THINKER,
+            # transformers ties by the thinker's field, not by that of text_config.
+            "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
+            "eos_token_id": list(checkpoint.ends),
+        }
+    )
+
+
+def talker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:
+    """The talker's shape.
+
+    Raises:
+        ValueError: The checkpoint has no talker.
+    """
+    speech = checkpoint.require_speech()
+    fields = {**checkpoint.config["talker_config"], "model_type": DENSE_TALKER}
+    fields.pop("tie_word_embeddings", None)
+    return DecoderConfig.from_dict({"head_dim": 128, **fields, "eos_token_id": list(speech.ends)})

@@ -1,0 +1,82 @@
+"""Qwen2.5-Omni's options of media, and its encoder's inputs of sound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_omni.models.multimodal.media import SAMPLE_RATE, MediaLimits, MediaReader, content_key
+from sglang_omni.models.multimodal.payloads import AudioInput
+from sglang_omni.models.qwen2_5_omni.positions import TimeAlignedRules
+from sglang_omni.proto import RequestError
+
+# Options that the model's processor in transformers sets itself, beside those of a checkpoint.
+_VIDEO_OPTIONS: dict[str, Any] = {
+    "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+    "cap_pixels_per_frame": False,
+}
+# Frames a second that transformers takes a video to have, and that the model was made for.
+VIDEO_FPS = 2.0
+
+
+class TimeAlignedReader(MediaReader):
+    """A ``MediaReader`` for Qwen2.5-Omni.
+
+    transformers pads every clip with silence to the longest that the model takes, 300 s; here each has as
+    much silence behind it as its last frames see, which makes the same frames.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        rules: TimeAlignedRules,
+        limits: MediaLimits,
+        allowed_hosts: Collection[str] = (),
+    ) -> None:
+        from transformers import Qwen2_5OmniProcessor
+
+        processor = Qwen2_5OmniProcessor.from_pretrained(checkpoint)
+        super().__init__(
+            processor,
+            rules,
+            limits,
+            video_options=_VIDEO_OPTIONS,
+            default_fps=VIDEO_FPS,
+            allowed_hosts=allowed_hosts,
+        )
+        self._features = processor.feature_extractor
+        self._longest = int(self._features.n_samples)
+
+    def _audios(self, clips: list[NDArray[np.float32]]) -> list[AudioInput]:
+        return [self._clip_input(clip) for clip in clips]
+
+    def _clip_input(self, clip: NDArray[np.float32]) -> AudioInput:
+        if len(clip) > self._longest:
+            raise RequestError(
+                f"a clip is {len(clip) / SAMPLE_RATE:g} s long; this model hears at most "
+                f"{self._longest / SAMPLE_RATE:g} s",
+                param="messages",
+                code="audio_too_long",
+            )
+        hop = self._hop
+        frames = -(-len(clip) // hop)
+        output = self._features(
+            [clip],
+            sampling_rate=SAMPLE_RATE,
+            padding="max_length",
+            max_length=min(self._longest, frames * hop + self._features.n_fft // hop * hop + hop),
+            truncation=False,
+            return_tensors="pt",
+        )
+        mel: torch.Tensor = output["input_features"][0, :, :frames].contiguous()
+        # The encoder's output does not depend on the length to which pieces are padded.
+        key = content_key("audio", mel.numpy(), mel.shape)
+        return AudioInput(key=key, input_features=mel, window_frames=0)
+
+    def _check_fps(self, fps: float) -> None:
+        """Frames between positions go to the one before them, so that every rate will do."""

@@ -1,0 +1,133 @@
+"""Request parameters of each Qwen2.5-Omni stage, combined with the checkpoint's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.models.multimodal import request as request_params
+from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
+from sglang_omni.models.qwen2_5_omni.request_params import REQUEST_PARAMS, STAGE_PARAMS
+from sglang_omni.preprocessing.request import answers_in_speech, stage_params
+from sglang_omni.preprocessing.request_params import check_request
+from sglang_omni.proto import OmniRequest, RequestError
+
+# Defaults of transformers' ``generate`` for this model.
+DEFAULT_SPEAKER = "chelsie"
+THINKER_MAX_NEW_TOKENS = 1024
+# Codes of a speech that is decoded at once (30 s): its attention takes memory by the square of their number.
+REFERENCE_CODES = 1500
+_TALKER_DEFAULTS: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_k": 40,
+    "top_p": 0.8,
+    "repetition_penalty": 1.05,
+    "max_new_tokens": 4096,
+}
+
+
+class WaveOptions(NamedTuple):
+    """How codes become sound.
+
+    Attributes:
+        chunking: "blocks" for chunks of a few blocks with those around them; "reference" for all codes at
+            once, as in transformers.
+        seed: Of the noise that the sound is made of.
+    """
+
+    chunking: Literal["blocks", "reference"]
+    seed: int
+
+
+def thinker_sampling(
+    request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, instead: Mapping[str, Any] | None = None
+) -> RequestSampling:
+    """As of ``multimodal.request``."""
+    return request_params.thinker_sampling(
+        request,
+        checkpoint.generation,
+        STAGE_PARAMS,
+        max_new_tokens=THINKER_MAX_NEW_TOKENS,
+        instead=instead,
+    )
+
+
+def talker_sampling(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> RequestSampling:
+    """As of ``multimodal.request``."""
+    return request_params.talker_sampling(request, checkpoint.generation, STAGE_PARAMS, _TALKER_DEFAULTS)
+
+
+def voice_of(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> str:
+    """The checkpoint's name of the requested voice, whose name may be in any case.
+
+    Raises:
+        RequestError: The checkpoint has no such voice.
+    """
+    voices = checkpoint.voices
+    params = stage_params(request, "talker")
+    voice = params.get("speaker", params.get("voice"))
+    if voice is None:
+        return voices.get(DEFAULT_SPEAKER, next(iter(voices.values())))
+    if not isinstance(voice, str) or voice.lower() not in voices:
+        raise RequestError(
+            f"there is no speaker {voice!r}; this checkpoint has {', '.join(sorted(voices))}",
+            param="voice",
+            code="unsupported_value",
+        )
+    return voices[voice.lower()]
+
+
+def wave_options(request: OmniRequest) -> WaveOptions:
+    """``stage_params: {"code2wav": {"chunking": "blocks" | "reference", "seed": N}}``; the seed is by default
+    that of the request, and 0 if it has none.
+
+    Raises:
+        RequestError: A value is out of its range.
+    """
+    own = request_params.own_params(request, "code2wav", STAGE_PARAMS)
+    chunking = own.get("chunking", "blocks")
+    if chunking not in ("blocks", "reference"):
+        raise RequestError(
+            f"stage_params.code2wav.chunking must be 'blocks' or 'reference', got {chunking!r}",
+            param="stage_params.code2wav.chunking",
+            code="invalid_value",
+        )
+    seed = request.params.get("seed") or 0
+    return WaveOptions(chunking, request_params.int_param(own, "code2wav", "seed", 0, 2**63 - 1, seed))
+
+
+def check_params(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, *, has_talker: bool) -> None:
+    """Checks a request's parameters for all stages, before anything is computed.
+
+    Args:
+        has_talker: Whether the pipeline speaks.
+
+    Raises:
+        RequestError: The pipeline cannot speak and the request wants speech, or a parameter is not
+            acceptable.
+    """
+    check_request(request, REQUEST_PARAMS)
+    thinker_sampling(request, checkpoint)
+    if not answers_in_speech(request):
+        return
+    if not has_talker or checkpoint.speech is None:
+        raise RequestError(
+            "modalities: this model answers in text only", param="modalities", code="unsupported_value"
+        )
+    if request.params.get("tools"):
+        raise RequestError(
+            "tools: this model's talker reads an answer as it is written, calls too: ask for text only",
+            param="tools",
+            code="unsupported_value",
+        )
+    voice_of(request, checkpoint)
+    most = talker_sampling(request, checkpoint).max_new_tokens
+    assert most is not None, "the defaults set it"
+    if wave_options(request).chunking == "reference" and most > REFERENCE_CODES:
+        raise RequestError(
+            f"stage_params.code2wav.chunking 'reference' decodes a speech at once, of {REFERENCE_CODES} "
+            f"codes at most: set talker_max_new_tokens to that or less, it is {most}",
+            param="talker_max_new_tokens",
+            code="invalid_value",
+        )

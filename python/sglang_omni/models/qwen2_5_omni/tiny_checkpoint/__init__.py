@@ -1,0 +1,1 @@
+"""Random Qwen2.5-Omni checkpoints of a few megabytes, in the layout of the published ones."""

@@ -1,0 +1,200 @@
+"""Writing of tiny random checkpoints: ``make(path, seed=0, **shape)``.
+
+Values are spread such that a greedy answer varies with every part of its prompt, and that speech is neither
+silent nor clipped: with the usual initialization (0.02 throughout) answers would hardly depend on anything,
+and tests would miss errors.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
+from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.shape import OmniShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Whose fields are the options of ``sgl-omni make-tiny-checkpoint qwen2_5_omni``.
+SHAPE = OmniShape
+# Of the published vocabulary's last ids, in its order.
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|AUDIO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|vision_pad|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+)
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if loop.first and message.role != 'system' -%}
+{{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' -}}
+{%- endif -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' or 'image' in part or 'image_url' in part -%}
+{{- '<|vision_bos|><|IMAGE|><|vision_eos|>' -}}
+{%- elif part.type == 'audio' or 'audio' in part or 'audio_url' in part -%}
+{{- '<|audio_bos|><|AUDIO|><|audio_eos|>' -}}
+{%- elif part.type == 'video' or 'video' in part -%}
+{{- '<|vision_bos|><|VIDEO|><|vision_eos|>' -}}
+{%- elif 'text' in part -%}
+{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+_MEDIA = {
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+    "audio_token": "<|AUDIO|>",
+    "image_token": "<|IMAGE|>",
+    "video_token": "<|VIDEO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+}
+VOICES = ("Chelsie", "Ethan")
+# Ids behind the tokenizer's, as in published checkpoints: of the end and the padding of speech's text, and of
+# each voice's beginning.
+NUM_SPEECH_TOKENS = 2 + len(VOICES)
+# Answers are text: as in a trained model, tokens that only prompts have are out of reach.
+_UNREACHABLE = 0.02
+
+
+def make(path: str | Path, seed: int = 0, **shape: int) -> Path:
+    """Writes a random checkpoint with all the files of a published one.
+
+    Args:
+        path: The directory; created if it does not exist. Files of the same names are replaced.
+        seed: Of the weights.
+        shape: Sizes of the model, fields of ``OmniShape``.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ValueError: The vocabulary is too small for the tokenizer.
+    """
+    import torch
+    from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
+
+    sizes = OmniShape(**shape)
+    directory = Path(path)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer = WordTokenizer(
+        sizes.vocab_size - len(SPECIAL_TOKENS) - NUM_SPEECH_TOKENS,
+        SPECIAL_TOKENS,
+        CHAT_TEMPLATE,
+        {**_MEDIA, "extra_special_tokens": _MEDIA, "processor_class": "Qwen2_5OmniProcessor"},
+    )
+    fields = sizes.config({token: tokenizer.id(token) for token in (*SPECIAL_TOKENS, "user")}, len(tokenizer))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**fields)).eval()
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                _spread(name, weight)
+            _quieten(model, fields, tokenizer)
+        voices = _voices(sizes, len(tokenizer))
+    model.save_pretrained(directory, max_shard_size=f"{sizes.shard_kb}KB")
+    # transformers' own, which it reads to make the model, has more than a published one.
+    write_json(directory / "config.json", fields)
+    write_json(directory / "generation_config.json", {"eos_token_id": tokenizer.id("<|im_end|>")})
+    write_json(directory / "preprocessor_config.json", _preprocessor())
+    tokenizer.write(directory)
+    torch.save(voices, directory / "spk_dict.pt")
+    return directory
+
+
+def _spread(name: str, weight: Tensor) -> None:
+    """Random values, by the kind of the weight."""
+    if name.endswith((".alpha", ".beta")):
+        weight.normal_(std=0.2)
+    elif name.endswith(".bias"):
+        weight.normal_(std=0.1)
+    elif weight.dim() == 1:
+        weight.normal_(mean=1.0, std=0.2)
+    elif "embed" in name and weight.dim() == 2 and "input_embed" not in name and "time_embed" not in name:
+        weight.normal_(std=1.0 if "thinker" in name else 0.7)
+    else:
+        fan_in = weight[0].numel() if ".ups." not in name else weight.shape[0] * 2
+        gain = 2.0 if name.endswith(("lm_head.weight", "codec_head.weight")) else 1.2
+        if "token2wav" in name:
+            gain = 0.3 if "conv_post" in name else 0.7
+        weight.normal_(std=gain / math.sqrt(fan_in))
+
+
+def _quieten(model: Any, fields: dict[str, Any], tokenizer: WordTokenizer) -> None:
+    """Puts special tokens out of reach of answers, and makes the end of speech rare."""
+    text_ids = len(tokenizer.vocab)
+    head = model.thinker.lm_head.weight
+    end = head[tokenizer.id("<|im_end|>")].clone()
+    head[text_ids:] *= _UNREACHABLE
+    head[tokenizer.id("<|im_end|>")] = end
+    if not fields["enable_audio_output"]:
+        return
+    talker = fields["talker_config"]
+    codes = model.talker.codec_head.weight
+    for token in range(fields["token2wav_config"]["dit_config"]["num_embeds"], len(codes)):
+        codes[token] *= _UNREACHABLE
+    # Not so rare that no speech ends by itself.
+    codes[talker["tts_codec_end_token_id"]].normal_(std=1.5 / math.sqrt(codes.shape[1]))
+
+
+def _voices(sizes: OmniShape, first: int) -> dict[str, dict[str, Any]]:
+    """Each voice: the token of its beginning, its vector, and the mel frames of a recording."""
+    import torch
+
+    return {
+        name: {
+            "bos_token": first + 2 + index,
+            "cond": torch.randn(1, sizes.speaker_dim),
+            "ref_mel": torch.randn(1, 30 + 7 * index, sizes.mel_bins),
+        }
+        for index, name in enumerate(VOICES)
+    }
+
+
+def _preprocessor() -> dict[str, Any]:
+    return {
+        "chunk_length": 300,
+        "dither": 0.0,
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": 128,
+        "hop_length": 160,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "max_pixels": 12845056,
+        "merge_size": 2,
+        "min_pixels": 3136,
+        "n_fft": 400,
+        "n_samples": 4800000,
+        "nb_max_frames": 30000,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "patch_size": 14,
+        "processor_class": "Qwen2_5OmniProcessor",
+        "return_attention_mask": True,
+        "sampling_rate": 16000,
+        "temporal_patch_size": 2,
+    }

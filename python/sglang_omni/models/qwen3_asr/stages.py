@@ -1,0 +1,125 @@
+"""The stage factories of Qwen3-ASR; each runs, and loads its models, in its stage's process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
+from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
+
+if TYPE_CHECKING:
+    from sglang_omni.engines.options import DtypeChoice, EngineKind
+    from sglang_omni.models.qwen3_asr.recording_engine import RecordingRequest
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+
+def create_preprocess(model_path: str, *, max_audio_bytes: int = 256_000_000) -> SimpleScheduler:
+    """The stage that checks a request.
+
+    Args:
+        model_path: Directory of a Qwen3-ASR checkpoint.
+        max_audio_bytes: Size of an encoded recording.
+    """
+    from sglang_omni.models.qwen3_asr.preprocess import Qwen3ASRPreprocessor
+    from sglang_omni.preprocessing.text import load_tokenizer
+
+    preprocessor = Qwen3ASRPreprocessor(load_tokenizer(model_path), max_bytes=max_audio_bytes)
+    return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
+
+
+def create_transcribe(
+    model_path: str,
+    *,
+    engine: EngineKind | None = None,
+    dtype: DtypeChoice | None = None,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    max_running_requests: int = 16,
+    max_total_tokens: int = 49_152,
+    chunked_prefill_size: int = 2048,
+    mem_fraction_static: float | None = None,
+    cuda_graph: bool = True,
+    pieces_at_once: int = 4,
+    reader_threads: int = 2,
+    piece_seconds: float = 120.0,
+    max_audio_seconds: float = 14_400.0,
+) -> OmniScheduler[RecordingRequest]:
+    """The stage from a recording to its text.
+
+    Args:
+        model_path: Directory of a Qwen3-ASR checkpoint.
+        engine: ``"sglang"``, the default on a GPU if it is installed, or ``"omni"``, the default on a CPU.
+        dtype: Of weights and computation; float32 on a CPU, and on a GPU bfloat16, or float16 if the weights
+            are stored so.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: CPU threads; all cores by default.
+        max_running_requests: Recordings in work; others wait in line.
+        max_total_tokens: Size of their common KV cache; a second of sound takes 13 tokens.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
+        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+        pieces_at_once: Pieces that the encoder hears in one batch.
+        reader_threads: Threads that decode recordings.
+        piece_seconds: A longer recording is cut into pieces of at most this length, 2 to 1200 seconds, at
+            pauses; each is a segment.
+        max_audio_seconds: Length of a recording.
+
+    Raises:
+        ValueError: ``piece_seconds`` is out of its range.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    from sglang_omni.engines import EngineOptions, build_engine
+    from sglang_omni.model_runner.loader import DTYPES
+    from sglang_omni.models.multimodal.audio_tower import AudioEncoder
+    from sglang_omni.models.qwen3_asr.recording_engine import RecordingEngine
+    from sglang_omni.models.qwen3_asr.transcribe import Qwen3ASRTranscriber
+    from sglang_omni.models.transcription.mel import MelFilters
+    from sglang_omni.preprocessing.text import load_tokenizer
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+    if not 2 <= piece_seconds <= 1200:
+        raise ValueError(f"piece_seconds must be from 2 to 1200, got {piece_seconds}")
+    checkpoint = Qwen3ASRCheckpoint.from_dir(model_path)
+    computed_in, device = placement(dtype, gpu_id, checkpoint.stored_dtype)
+    with loading(f"Qwen3-ASR of {checkpoint.path}, {computed_in} on {device},"):
+        built = build_engine(
+            engine,
+            checkpoint.decoder_spec(),
+            EngineOptions(
+                dtype=computed_in,
+                device=device,
+                mem_fraction_static=mem_fraction_static,
+                cuda_graph=cuda_graph,
+                num_threads=num_threads or available_cores(),
+                max_running_requests=max_running_requests,
+                max_total_tokens=max_total_tokens,
+                chunked_prefill_size=chunked_prefill_size,
+                prefix_cache=False,
+            ),
+        )
+        dtype_of_tower = DTYPES[computed_in]
+        encoder = AudioEncoder(checkpoint.load_tower(dtype_of_tower, device), dtype_of_tower, device)
+        tokenizer = load_tokenizer(model_path)
+        filters = MelFilters.from_dir(checkpoint.path, int(checkpoint.audio.get("num_mel_bins", 128)))
+    pad = tokenizer.token_to_id("<|audio_pad|>")
+    if pad is None:
+        raise ValueError(f"the tokenizer of {checkpoint.path} has no token '<|audio_pad|>'")
+    recordings = RecordingEngine(
+        built,
+        lambda items: [rows for (rows,) in encoder.encode(items)],
+        tokenizer,
+        pad=pad,
+        readers=ThreadPoolExecutor(reader_threads, "reader"),
+        max_running=max_running_requests,
+        items_at_once=pieces_at_once,
+    )
+    transcriber = Qwen3ASRTranscriber(
+        filters,
+        checkpoint.chunk_frames,
+        piece_seconds=piece_seconds,
+        max_seconds=max_audio_seconds,
+        decode_seconds=30.0 + piece_seconds / 10,
+    )
+    return OmniScheduler(recordings, transcriber.build_request, transcriber.result, transcriber.stream)

@@ -1,0 +1,1 @@
+"""Whisper: recordings of any length to text with times, in about a hundred languages."""

@@ -1,0 +1,61 @@
+"""Whisper's pipeline: its stages and their processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.serves import ServesConfig
+from sglang_omni.gpus import visible_gpus
+from sglang_omni.models.whisper.request_params import REQUEST_PARAMS
+from sglang_omni.preprocessing.request_params import RequestParams
+
+_PACKAGE = "sglang_omni.models.whisper"
+
+
+def whisper_stages() -> list[StageConfig]:
+    """Two stages in two processes: checks take nothing from the thread that steps the decoder."""
+    return [
+        StageConfig(
+            name="preprocess",
+            factory=f"{_PACKAGE}.stages.create_preprocess",
+            process="io",
+            next="transcribe",
+        ),
+        StageConfig(
+            name="transcribe",
+            factory=f"{_PACKAGE}.stages.create_transcribe",
+            process="transcribe",
+            terminal=True,
+        ),
+    ]
+
+
+class WhisperPipelineConfig(PipelineConfig):
+    """Recordings in, text out. ``model_path`` is the directory of a checkpoint in the hub's layout."""
+
+    tasks: ClassVar[tuple[str, ...]] = ("transcription", "translation")
+    input_modalities: ClassVar[tuple[str, ...]] = ("audio",)
+    output_modalities: ClassVar[tuple[str, ...]] = ("text",)
+    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
+
+    stages: list[StageConfig] = Field(default_factory=whisper_stages)
+    entry_stage: str | None = "preprocess"
+    # Several processes share few cores: idle threads must sleep instead of spinning.
+    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+
+def default_config(model_path: str) -> PipelineConfig:
+    """The pipeline for a checkpoint, on the first GPU if there is one. One of English alone transcribes, and
+    translates nothing."""
+    config = WhisperPipelineConfig(model_path=model_path)
+    if visible_gpus():
+        config.stage("transcribe").gpu = 0
+    file = Path(model_path) / "generation_config.json"
+    if file.exists() and not json.loads(file.read_text(encoding="utf-8")).get("is_multilingual", True):
+        config.serves = ServesConfig(tasks=["transcription"])
+    return config

@@ -1,0 +1,73 @@
+"""What a check found: a row for each way of asking, and a line for each answer that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sglang_omni.testing.ways import Way
+
+
+class Difference(NamedTuple):
+    """
+    Attributes:
+        case: Its name, or its number.
+        way: How it was asked.
+        told: What is wrong.
+    """
+
+    case: str
+    way: Way
+    told: str
+
+    def __str__(self) -> str:
+        return f"case {self.case}, {self.way}: {self.told}"
+
+
+class Row(NamedTuple):
+    """
+    Attributes:
+        cases: Answers that were compared.
+        equal: Those that are right.
+        ms: Milliseconds an answer: the time in which all came, divided by their number.
+        note: What the numbers do not tell, such as that no prefix was found in a cache.
+    """
+
+    way: Way
+    cases: int
+    equal: int
+    ms: float
+    note: str = ""
+
+
+class Report(NamedTuple):
+    """
+    Attributes:
+        reference_ms: Milliseconds an answer that the reference took.
+    """
+
+    rows: Sequence[Row]
+    differences: Sequence[Difference]
+    reference_ms: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether answers were compared, and all are equal."""
+        return any(row.cases for row in self.rows) and not self.differences
+
+    @property
+    def answers(self) -> int:
+        """How many were compared."""
+        return sum(row.cases for row in self.rows)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'way':<16} {'equal':>9} {'ms each':>9}",
+            f"{'reference':<16} {'':>9} {self.reference_ms:>9.1f}",
+            *(
+                f"{row.way:<16} {f'{row.equal}/{row.cases}':>9} {row.ms:>9.1f}  {row.note}".rstrip()
+                for row in self.rows
+            ),
+        ]
+        # A case that is asked twice is told once.
+        return "\n".join([*lines, *dict.fromkeys(map(str, self.differences))])

@@ -1,0 +1,48 @@
+"""``make parity``: a family's answers against its reference's, over seeds, shapes and engines."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from sglang_omni.testing import ALL_WAYS, Report, Way
+
+FAMILIES = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="parity", description=__doc__)
+    parser.add_argument("family", choices=("all", *FAMILIES), help="its file in tests/parity")
+    parser.add_argument(
+        "--seeds", nargs="+", default=["0"], help="of checkpoints, also 0,1,2 (default: %(default)s)"
+    )
+    parser.add_argument("--shapes", nargs="+", help="of the family's SHAPES (default: all)")
+    parser.add_argument("--engines", nargs="+", choices=("omni", "sglang"), default=["omni"])
+    parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, default=list(ALL_WAYS), type=Way)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING)
+    seeds = [int(seed) for each in args.seeds for seed in each.split(",") if seed]
+    reports: list[Report] = []
+    for name in FAMILIES if args.family == "all" else [args.family]:
+        family = importlib.import_module(f"parity.{name}")
+        # A family that has only some of the engines names them.
+        engines = [each for each in args.engines if each in getattr(family, "ENGINES", args.engines)]
+        for shape, seed, engine in product(args.shapes or family.SHAPES, seeds, engines):
+            with tempfile.TemporaryDirectory() as folder:
+                report: Report = family.subject(Path(folder), seed, shape, engine).check(args.ways)
+            print(f"\n{name} {shape}, seed {seed}, {engine}\n{report}", flush=True)
+            reports.append(report)
+    wrong = sum(len(report.differences) for report in reports)
+    total = sum(report.answers for report in reports)
+    print(f"\n{total - wrong} of {total} answers are right")
+    return 0 if reports and all(report.ok for report in reports) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
