@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sglang_omni.config.memory import CONTEXT_BYTES, MIB, MemoryDemand, choose, reserve_of
 from sglang_omni.config.weights import (
@@ -190,47 +190,6 @@ def _shape_of(fields: Mapping[str, Any]) -> DecoderConfig:
             fields.get("moe_intermediate_size") or fields.get("intermediate_size") or 0
         ),
     )
-
-
-class DecoderSizes(NamedTuple):
-    """What bounds a decoder's engine; names as in ``EngineOptions``."""
-
-    max_running_requests: int
-    max_total_tokens: int
-    chunked_prefill_size: int
-    memory_bytes: int | None = None
-
-
-def decoder_sizes(
-    on_cpu: DecoderSizes,
-    gpu_requests: int,
-    demand_of: Callable[[Mapping[str, Any]], MemoryDemand],
-    gpu_id: int | None,
-    fraction: float | None,
-    args: Mapping[str, Any],
-) -> DecoderSizes:
-    """The sizes in a factory's ``args``; those that are None by the device and the share of its memory.
-
-    Args:
-        on_cpu: The defaults on a CPU.
-        gpu_requests: The default of ``max_running_requests`` on a GPU.
-        demand_of: The stage's demand, by its arguments.
-        gpu_id: The GPU; None for the CPU.
-        fraction: The stage's share of the GPU; None if it is alone there.
-        args: What the factory gets.
-
-    Raises:
-        ValueError: There is no such GPU, or the stage does not fit.
-    """
-    given = {name: args[name] for name in DecoderSizes._fields if args.get(name) is not None}
-    if gpu_id is None:
-        return on_cpu._replace(**given)
-    given.setdefault("max_running_requests", gpu_requests)
-    sizes = on_cpu
-    if not {"max_total_tokens", "chunked_prefill_size"} <= given.keys():
-        tokens, step = pool_on_gpu(demand_of({**args, **given}), gpu_id, fraction)
-        sizes = sizes._replace(max_total_tokens=tokens, chunked_prefill_size=step)
-    return sizes._replace(**given, memory_bytes=share_bytes(gpu_id, fraction))
 
 
 def pool_on_gpu(demand: MemoryDemand, gpu_id: int, fraction: float | None) -> tuple[int, int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.memory import GPU_CODEC_FRAMES, GPU_REQUESTS, dual_ar_demand
 from sglang_omni.models.loading import available_cores, loading, placement
-from sglang_omni.models.memory import DecoderSizes, decoder_sizes
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
 
-_CPU_SIZES = DecoderSizes(max_running_requests=16, max_total_tokens=32_768, chunked_prefill_size=512)
+_DEFAULTS = DecoderDefaults(16, 32_768, 512, GPU_REQUESTS)
 
 
 def create_preprocess(
@@ -145,7 +145,7 @@ def create_dual_ar(
         total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
     """
-    from sglang_omni.engines import EngineOptions, build_engine
+    from sglang_omni.engines import build_engine
     from sglang_omni.model_runner.loader import DTYPES
     from sglang_omni.models.fish_s2_pro.components.dual_ar import FishFrames, dual_ar_decoder
     from sglang_omni.models.fish_s2_pro.dual_ar import DualAR
@@ -155,43 +155,29 @@ def create_dual_ar(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = FishS2Checkpoint.from_dir(model_path)
-    args: dict[str, Any] = {
-        "max_running_requests": max_running_requests,
-        "max_total_tokens": max_total_tokens,
-        "chunked_prefill_size": chunked_prefill_size,
-        "mem_fraction_static": mem_fraction_static,
-        "dtype": dtype,
-    }
-    sizes = decoder_sizes(
-        _CPU_SIZES,
-        GPU_REQUESTS,
+    options = decoder_options(
+        _DEFAULTS,
         lambda args: dual_ar_demand(checkpoint, args),
-        gpu_id,
-        total_gpu_memory_fraction,
-        args,
+        dtype=dtype,
+        gpu_id=gpu_id,
+        num_threads=num_threads or available_cores(),
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        total_gpu_memory_fraction=total_gpu_memory_fraction,
+        mem_fraction_static=mem_fraction_static,
+        cuda_graph=cuda_graph,
+        prefix_cache=False,
     )
-    computed_in, device = placement(dtype, gpu_id)
-    with loading(f"the decoders of {checkpoint.path}, {computed_in} on {device},"):
-        strategy = FrameStrategy(FishFrames(checkpoint, DTYPES[computed_in], device))
-        built = build_engine(
-            engine,
-            dual_ar_decoder(checkpoint, strategy),
-            EngineOptions(
-                dtype=computed_in,
-                device=device,
-                mem_fraction_static=mem_fraction_static,
-                cuda_graph=cuda_graph,
-                num_threads=num_threads or available_cores(),
-                prefix_cache=False,
-                **sizes._asdict(),
-            ),
-        )
-        strategy.record_graphs(sizes.max_running_requests, cuda_graph=cuda_graph)
+    with loading(f"the decoders of {checkpoint.path}, {options.dtype} on {options.device},"):
+        strategy = FrameStrategy(FishFrames(checkpoint, DTYPES[options.dtype], options.device))
+        built = build_engine(engine, dual_ar_decoder(checkpoint, strategy), options)
+        strategy.record_graphs(options.max_running_requests, cuda_graph=cuda_graph)
     dual_ar = DualAR(
         checkpoint,
         TextTokenizer(load_tokenizer(model_path)),
         max_passage_frames=max_passage_frames,
-        pool_tokens=sizes.max_total_tokens,
+        pool_tokens=options.max_total_tokens,
     )
     return OmniScheduler(
         built,

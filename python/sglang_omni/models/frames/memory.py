@@ -14,6 +14,8 @@ from sglang_omni.config.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.models.memory import decoder_demand, dtype_of
 
+# Texts spoken at the same time.
+GPU_REQUESTS = 16
 _CODEC = "codec_model."
 # Of the decoder of a frame, or of the codec.
 _GRAPHS = 256 * MIB
@@ -37,14 +39,19 @@ def speech_demand(
         FileNotFoundError, ValueError: The checkpoint cannot be read.
     """
     if stage == "speak":
-        sizes = tensor_sizes(model_path)
-        others = [size.name for size in sizes if not size.name.startswith(_CODEC)]
-        weights = loaded_bytes(sizes, others, dtype=dtype_of(args))
-        demand = decoder_demand(decoder, args, weights, max_running_requests=16, steps=(512,))
-        return replace(demand, workspace=demand.workspace + _GRAPHS)
+        return speak_demand(model_path, decoder, args)
     if stage in ("reference", "code2wav"):
         return _codec_demand(Path(model_path), stage, args)
     return None
+
+
+def speak_demand(model_path: str | Path, decoder: DecoderConfig, args: Mapping[str, Any]) -> MemoryDemand:
+    """The demand of both decoders; arguments and errors as for ``speech_demand``."""
+    sizes = tensor_sizes(model_path)
+    others = [size.name for size in sizes if not size.name.startswith(_CODEC)]
+    weights = loaded_bytes(sizes, others, dtype=dtype_of(args))
+    demand = decoder_demand(decoder, args, weights, max_running_requests=GPU_REQUESTS, steps=(512,))
+    return replace(demand, workspace=demand.workspace + _GRAPHS)
 
 
 def _codec_demand(path: Path, stage: str, args: Mapping[str, Any]) -> MemoryDemand:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
+from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import available_cores, loading, placement
-from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, DecoderSizes, decoder_sizes
+from sglang_omni.models.memory import GPU_RUNNING_REQUESTS
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.memory import GPU_TALKER_REQUESTS, stage_demand
+from sglang_omni.models.qwen2_5_omni.memory import GPU_TALKER_REQUESTS, talker_demand, thinker_demand
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.config.memory import MemoryDemand
-    from sglang_omni.engines.options import Dtype, EngineKind, EngineOptions
+    from sglang_omni.engines.options import Dtype, EngineKind
     from sglang_omni.preprocessing.messages import MediaKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.stream_scheduler import StreamScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
+
+_THINKER = DecoderDefaults(16, 32_768, 512, GPU_RUNNING_REQUESTS)
+_TALKER = DecoderDefaults(16, 65_536, 512, GPU_TALKER_REQUESTS)
 
 
 def create_preprocess(
@@ -144,7 +146,6 @@ def create_thinker(
     """
     from sglang_omni.answers.parsers import load_parsers
     from sglang_omni.engines.build import build_engine
-    from sglang_omni.engines.options import TensorParallel
     from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.qwen2_5_omni.components.decoders import thinker_decoder
     from sglang_omni.models.qwen2_5_omni.thinker import RowsThinker
@@ -153,33 +154,24 @@ def create_thinker(
 
     load_parsers(tool_call_parser, reasoning_parser)
     checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
-    sizes = _sizes(
-        checkpoint,
-        "thinker",
-        gpu_id,
-        total_gpu_memory_fraction,
+    options = decoder_options(
+        _THINKER,
+        lambda args: thinker_demand(checkpoint, {**args, "speech": speech}),
+        dtype=dtype,
+        gpu_id=gpu_id,
+        num_threads=num_threads,
         max_running_requests=max_running_requests,
         max_total_tokens=max_total_tokens,
         chunked_prefill_size=chunked_prefill_size,
-        kv_cache_dtype=kv_cache_dtype,
+        total_gpu_memory_fraction=total_gpu_memory_fraction,
         mem_fraction_static=mem_fraction_static,
-        dtype=dtype,
-        quantization=quantization,
-        speech=speech,
-        context_length=context_length,
-        tp_size=tp_size,
-    )
-    options = replace(
-        _engine_options(dtype, gpu_id, num_threads),
-        **sizes._asdict(),
         context_length=context_length,
         prefix_cache=prefix_cache,
-        mem_fraction_static=mem_fraction_static,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
-        tp=TensorParallel(tp_rank, tp_size, nccl_port),
+        tp=(tp_rank, tp_size, nccl_port),
     )
     with loading(f"the thinker of {checkpoint.path}, {options.dtype} on {options.device},"):
         built = build_engine(engine, thinker_decoder(checkpoint, for_speech=speech), options)
@@ -241,23 +233,18 @@ def create_talker(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
-    sizes = _sizes(
-        checkpoint,
-        "talker",
-        gpu_id,
-        total_gpu_memory_fraction,
+    options = decoder_options(
+        _TALKER,
+        lambda args: talker_demand(checkpoint, args),
+        dtype=dtype,
+        gpu_id=gpu_id,
+        num_threads=num_threads,
         max_running_requests=max_running_requests,
         max_total_tokens=max_total_tokens,
         chunked_prefill_size=chunked_prefill_size,
-        kv_cache_dtype=kv_cache_dtype,
+        total_gpu_memory_fraction=total_gpu_memory_fraction,
         mem_fraction_static=mem_fraction_static,
-        dtype=dtype,
-    )
-    options = replace(
-        _engine_options(dtype, gpu_id, num_threads),
-        **sizes._asdict(),
         prefix_cache=False,
-        mem_fraction_static=mem_fraction_static,
         kv_cache_dtype=kv_cache_dtype,
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
@@ -305,7 +292,7 @@ def create_code2wav(
 
     checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
     device = placement(None, gpu_id)[1]
-    torch.set_num_threads(num_threads or _threads())
+    torch.set_num_threads(num_threads or max(1, available_cores() // 2))
     with loading(f"the codec of {checkpoint.path}, float32 on {device},"):
         token2wav = load_token2wav(checkpoint, device)
     return Speaking(
@@ -315,34 +302,3 @@ def create_code2wav(
         max_batch_blocks=max_batch_blocks,
         schedule_policy=schedule_policy,
     )
-
-
-def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | None) -> EngineOptions:
-    from sglang_omni.engines.options import EngineOptions
-
-    computed_in, device = placement(dtype, gpu_id)
-    return EngineOptions(
-        dtype=computed_in,
-        device=device,
-        num_threads=num_threads or _threads(),
-    )
-
-
-_CPU_SIZES = {"thinker": DecoderSizes(16, 32_768, 512), "talker": DecoderSizes(16, 65_536, 512)}
-_GPU_REQUESTS = {"thinker": GPU_RUNNING_REQUESTS, "talker": GPU_TALKER_REQUESTS}
-
-
-def _sizes(
-    checkpoint: Qwen25OmniCheckpoint, stage: str, gpu_id: int | None, fraction: float | None, **args: Any
-) -> DecoderSizes:
-    def demand(args: Mapping[str, Any]) -> MemoryDemand:
-        demand = stage_demand(checkpoint, stage, args)
-        assert demand is not None
-        return demand
-
-    return decoder_sizes(_CPU_SIZES[stage], _GPU_REQUESTS[stage], demand, gpu_id, fraction, args)
-
-
-def _threads() -> int:
-    """Half of the cores, which leaves the rest to other stages."""
-    return max(1, available_cores() // 2)

@@ -176,8 +176,8 @@ def create_thinker(
     built = load_engine(
         checkpoint,
         engine,
-        dtype,
-        gpu_id,
+        dtype=dtype,
+        gpu_id=gpu_id,
         num_threads=num_threads,
         max_running_requests=max_running_requests,
         max_total_tokens=max_total_tokens,

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.loading import available_cores, loading, placement
-from sglang_omni.models.memory import (
-    GPU_RUNNING_REQUESTS,
-    DecoderSizes,
-    decoder_sizes,
-    text_model_demand,
-)
+from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
+from sglang_omni.models.loading import loading
+from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, text_model_demand
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.engines.base import TokenEngine
     from sglang_omni.engines.options import DtypeChoice, EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+_DEFAULTS = DecoderDefaults(16, 16_384, 512, GPU_RUNNING_REQUESTS)
 
 
 def create_preprocess(
@@ -118,8 +116,8 @@ def create_thinker(
     built = load_engine(
         Path(model_path),
         engine,
-        dtype,
-        gpu_id,
+        dtype=dtype,
+        gpu_id=gpu_id,
         num_threads=num_threads,
         max_running_requests=max_running_requests,
         max_total_tokens=max_total_tokens,
@@ -144,69 +142,27 @@ def create_thinker(
     )
 
 
-def load_engine(
-    checkpoint: Path,
-    engine: EngineKind | None,
-    dtype: DtypeChoice | None,
-    gpu_id: int | None,
-    *,
-    tp: tuple[int, int, int | None],
-    num_threads: int | None,
-    max_running_requests: int | None,
-    max_total_tokens: int | None,
-    chunked_prefill_size: int | None,
-    mem_fraction_static: float | None,
-    total_gpu_memory_fraction: float | None,
-    **options: Any,
-) -> TokenEngine:
+def load_engine(checkpoint: Path, engine: EngineKind | None, **options: Any) -> TokenEngine:
     """The engine of a text checkpoint, with defaults by device; also for the thinkers of other pipelines.
 
     Args:
         checkpoint: Its directory.
-        engine, dtype, gpu_id: As for ``create_thinker``.
-        tp: This process's rank, the number of ranks, and the port at which they meet.
-        num_threads, max_running_requests, max_total_tokens, chunked_prefill_size: As for ``create_thinker``.
-        mem_fraction_static, total_gpu_memory_fraction: As for ``create_thinker``.
-        options: Further fields of ``EngineOptions``.
+        engine: As for ``create_thinker``.
+        options: What ``decoder_options`` takes.
 
     Raises:
         ImportError: SGLang is needed, but is not installed or not of the supported version.
         FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
     """
-    from sglang_omni.engines.options import EngineOptions, TensorParallel
     from sglang_omni.engines.text import build_text_engine
     from sglang_omni.preprocessing.text import read_json
 
     fields = read_json(checkpoint / "config.json")
-    computed_in, device = placement(dtype, gpu_id, fields.get("dtype") or fields.get("torch_dtype"))
-    ranks = tp[1]
-    sizes = decoder_sizes(
-        DecoderSizes(16, 16_384, 512),
-        GPU_RUNNING_REQUESTS,
+    chosen = decoder_options(
+        _DEFAULTS,
         lambda args: text_model_demand(checkpoint, args),
-        gpu_id,
-        total_gpu_memory_fraction,
-        {
-            **options,
-            "dtype": dtype,
-            "tp_size": ranks,
-            "max_running_requests": max_running_requests,
-            "max_total_tokens": max_total_tokens,
-            "chunked_prefill_size": chunked_prefill_size,
-            "mem_fraction_static": mem_fraction_static,
-        },
+        stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
+        **options,
     )
-    with loading(f"the language model from {checkpoint}, {computed_in} on {device},"):
-        return build_text_engine(
-            engine,
-            checkpoint,
-            EngineOptions(
-                dtype=computed_in,
-                device=device,
-                num_threads=num_threads or max(1, available_cores() // 2 // ranks),
-                **sizes._asdict(),
-                mem_fraction_static=mem_fraction_static,
-                tp=TensorParallel(*tp),
-                **options,
-            ),
-        )
+    with loading(f"the language model from {checkpoint}, {chosen.dtype} on {chosen.device},"):
+        return build_text_engine(engine, checkpoint, chosen)
