@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.models.qwen3_asr.request_params import REQUEST_PARAMS
@@ -44,6 +46,22 @@ class Qwen3ASRPipelineConfig(PipelineConfig):
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
+        """What a stage wants of a GPU; ``config.memory`` asks."""
+        if stage.name != "transcribe":
+            return None
+        # They bring torch, which the server's process needs for nothing else.
+        from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
+        from sglang_omni.models.qwen3_asr.memory import transcribe_demand
+
+        return transcribe_demand(Qwen3ASRCheckpoint.from_dir(self.model_path), args)
+
+    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
+        """Pipelines that take less memory, each with what to change for it: shorter pieces."""
+        shorter = self.model_copy(deep=True)
+        shorter.stage("transcribe").factory_args["piece_seconds"] = 30.0
+        yield "--stage transcribe.piece_seconds=30", shorter
 
 
 def default_config(model_path: str) -> PipelineConfig:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sglang_omni.models.loading import available_cores, loading, placement
+from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
+from sglang_omni.models.loading import available_cores, loading
 from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
+from sglang_omni.models.qwen3_asr.memory import (
+    MAX_RUNNING_REQUESTS,
+    PIECE_SECONDS,
+    PIECES_AT_ONCE,
+    transcribe_demand,
+)
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.engines.options import DtypeChoice, EngineKind
     from sglang_omni.models.qwen3_asr.recording_engine import RecordingRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+_DEFAULTS = DecoderDefaults(MAX_RUNNING_REQUESTS, 49_152, 2048, MAX_RUNNING_REQUESTS)
 
 
 def create_preprocess(model_path: str, *, max_audio_bytes: int = 256_000_000) -> SimpleScheduler:
@@ -35,14 +44,15 @@ def create_transcribe(
     dtype: DtypeChoice | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
-    max_running_requests: int = 16,
-    max_total_tokens: int = 49_152,
-    chunked_prefill_size: int = 2048,
+    max_running_requests: int | None = None,
+    max_total_tokens: int | None = None,
+    chunked_prefill_size: int | None = None,
     mem_fraction_static: float | None = None,
+    total_gpu_memory_fraction: float | None = None,
     cuda_graph: bool = True,
-    pieces_at_once: int = 4,
+    pieces_at_once: int = PIECES_AT_ONCE,
     reader_threads: int = 2,
-    piece_seconds: float = 120.0,
+    piece_seconds: float = PIECE_SECONDS,
     max_audio_seconds: float = 14_400.0,
 ) -> OmniScheduler[RecordingRequest]:
     """The stage from a recording to its text.
@@ -54,10 +64,12 @@ def create_transcribe(
             are stored so.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; all cores by default.
-        max_running_requests: Recordings in work; others wait in line.
-        max_total_tokens: Size of their common KV cache; a second of sound takes 13 tokens.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
+        max_running_requests: Recordings in work, 16 by default; others wait in line.
+        max_total_tokens: Size of their common KV cache; a second of sound takes 13 tokens. By default 49,152
+            on a CPU, and on a GPU as many as its share of the GPU has room for.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. 2048 by default.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
+        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
         pieces_at_once: Pieces that the encoder hears in one batch.
         reader_threads: Threads that decode recordings.
@@ -70,7 +82,7 @@ def create_transcribe(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    from sglang_omni.engines import EngineOptions, build_engine
+    from sglang_omni.engines import build_engine
     from sglang_omni.model_runner.loader import DTYPES
     from sglang_omni.models.multimodal.audio_tower import AudioEncoder
     from sglang_omni.models.qwen3_asr.recording_engine import RecordingEngine
@@ -82,25 +94,28 @@ def create_transcribe(
     if not 2 <= piece_seconds <= 1200:
         raise ValueError(f"piece_seconds must be from 2 to 1200, got {piece_seconds}")
     checkpoint = Qwen3ASRCheckpoint.from_dir(model_path)
-    computed_in, device = placement(dtype, gpu_id, checkpoint.stored_dtype)
-    with loading(f"Qwen3-ASR of {checkpoint.path}, {computed_in} on {device},"):
-        built = build_engine(
-            engine,
-            checkpoint.decoder_spec(),
-            EngineOptions(
-                dtype=computed_in,
-                device=device,
-                mem_fraction_static=mem_fraction_static,
-                cuda_graph=cuda_graph,
-                num_threads=num_threads or available_cores(),
-                max_running_requests=max_running_requests,
-                max_total_tokens=max_total_tokens,
-                chunked_prefill_size=chunked_prefill_size,
-                prefix_cache=False,
-            ),
+    pieces = {"pieces_at_once": pieces_at_once, "piece_seconds": piece_seconds}
+    options = decoder_options(
+        _DEFAULTS,
+        lambda args: transcribe_demand(checkpoint, {**args, **pieces}),
+        dtype=dtype,
+        stored_dtype=checkpoint.stored_dtype,
+        gpu_id=gpu_id,
+        num_threads=num_threads or available_cores(),
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        total_gpu_memory_fraction=total_gpu_memory_fraction,
+        mem_fraction_static=mem_fraction_static,
+        cuda_graph=cuda_graph,
+        prefix_cache=False,
+    )
+    with loading(f"Qwen3-ASR of {checkpoint.path}, {options.dtype} on {options.device},"):
+        built = build_engine(engine, checkpoint.decoder_spec(), options)
+        dtype_of_tower = DTYPES[options.dtype]
+        encoder = AudioEncoder(
+            checkpoint.load_tower(dtype_of_tower, options.device), dtype_of_tower, options.device
         )
-        dtype_of_tower = DTYPES[computed_in]
-        encoder = AudioEncoder(checkpoint.load_tower(dtype_of_tower, device), dtype_of_tower, device)
         tokenizer = load_tokenizer(model_path)
         filters = MelFilters.from_dir(checkpoint.path, int(checkpoint.audio.get("num_mel_bins", 128)))
     pad = tokenizer.token_to_id("<|audio_pad|>")
@@ -112,7 +127,7 @@ def create_transcribe(
         tokenizer,
         pad=pad,
         readers=ThreadPoolExecutor(reader_threads, "reader"),
-        max_running=max_running_requests,
+        max_running=options.max_running_requests,
         items_at_once=pieces_at_once,
     )
     transcriber = Qwen3ASRTranscriber(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.serves import ServesConfig
 from sglang_omni.gpus import visible_gpus
@@ -47,6 +49,21 @@ class WhisperPipelineConfig(PipelineConfig):
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
+        """What a stage wants of a GPU; ``config.memory`` asks."""
+        if stage.name != "transcribe":
+            return None
+        # It brings torch, which the server's process needs for nothing else.
+        from sglang_omni.models.whisper.memory import transcribe_demand
+
+        return transcribe_demand(self.model_path, args)
+
+    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
+        """Pipelines that take less memory, each with what to change for it: fewer recordings at once."""
+        fewer = self.model_copy(deep=True)
+        fewer.stage("transcribe").factory_args["max_running_requests"] = 4
+        yield "--stage transcribe.max_running_requests=4", fewer
 
 
 def default_config(model_path: str) -> PipelineConfig:

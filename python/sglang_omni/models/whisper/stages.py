@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.models.whisper.components.checkpoint import WhisperCheckpoint
+from sglang_omni.models.whisper.memory import MAX_RUNNING_REQUESTS, WINDOWS_AT_ONCE
 from sglang_omni.preprocessing.request import wants_stream
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler
@@ -36,8 +37,8 @@ def create_transcribe(
     dtype: DtypeChoice | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
-    max_running_requests: int = 16,
-    windows_at_once: int = 8,
+    max_running_requests: int = MAX_RUNNING_REQUESTS,
+    windows_at_once: int = WINDOWS_AT_ONCE,
     reader_threads: int = 2,
     max_audio_seconds: float = 14_400.0,
     timestamps: bool = True,
