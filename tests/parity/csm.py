@@ -16,14 +16,11 @@ from parity import Subject
 from sglang_omni.models.csm.config import CsmPipelineConfig
 from sglang_omni.testing import Answer, Case
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "deep": {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1},
+SHAPES: dict[str, dict[str, int]] = {
+    "deep": {"layers": 4, "heads": 2, "kv_heads": 1},
     "many codebooks": {
-        "hidden_size": 48,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 6,
-        "codec": {"num_quantizers": 7, "codebook_size": 128},
-        "depth_decoder_config": {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"hidden_size": 48, "heads": 6, "kv_heads": 6, "codebooks": 7, "codes": 128},
+        **{"depth_layers": 3, "depth_heads": 4, "depth_kv_heads": 2},
     },
 }
 _TASK = {"task": "speech"}

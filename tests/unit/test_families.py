@@ -129,7 +129,9 @@ def test_help_of_each_maker_lists_its_options(capsys: pytest.CaptureFixture[str]
     for name in MAKERS:
         with pytest.raises(SystemExit, match="0"):
             cli.main(["make-tiny-checkpoint", f"--family={name}", "--help"])
-        assert "--seed" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "--seed" in told
+        assert "layers N" in told, name
 
 
 def test_an_unknown_family_is_told(capsys: pytest.CaptureFixture[str]) -> None:

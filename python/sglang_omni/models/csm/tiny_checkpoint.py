@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sglang_omni.models.tiny_shapes import option
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +20,32 @@ _TEMPLATE = (
 )
 _SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|AUDIO|>", "<|audio_eos|>")
 # Positions are stretched as in the published checkpoint, within the few that tests reach.
-_ROPE = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "high_freq_factor": 2.0}
+_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 2.0,
+}
+
+
+@dataclass(frozen=True)
+class TinyCsmShape:
+    """The sizes of a checkpoint."""
+
+    hidden_size: int = option(32, "hidden size of the decoder over time")
+    layers: int = option(2, "its layers")
+    heads: int = option(4, "its attention heads")
+    kv_heads: int = option(2, "its key and value heads")
+    context: int = option(512, "longest prompt and speech together, in tokens and frames")
+    codebooks: int = option(4, "codes of a frame")
+    codes: int = option(64, "codes of each codebook")
+    depth_layers: int = option(2, "layers of the decoder of a frame")
+    depth_heads: int = option(3, "its attention heads")
+    depth_kv_heads: int = option(1, "its key and value heads")
+
+
+SHAPE = TinyCsmShape
 
 
 def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
@@ -28,7 +56,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     Args:
         path: The directory, made if it is missing.
         seed: Of the weights.
-        shape: Fields of ``CsmConfig`` in the place of the tiny ones; ``codec``, a dict, those of its codec.
+        shape: Fields of ``TinyCsmShape``.
 
     Returns:
         The directory.
@@ -42,49 +70,65 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
         GenerationConfig,
     )
 
-    directory = Path(path)
+    directory, tiny = Path(path), TinyCsmShape(**shape)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer()
     CsmProcessor(EncodecFeatureExtractor(sampling_rate=24_000), tokenizer, _TEMPLATE).save_pretrained(
         directory
     )
     ids = dict(zip(_SPECIAL, tokenizer.convert_tokens_to_ids(list(_SPECIAL)), strict=True))
-    codec = {
-        **{"hidden_size": 16, "num_filters": 2, "codebook_size": 64, "codebook_dim": 8, "num_quantizers": 4},
-        **{"vector_quantization_hidden_dimension": 8, "upsample_groups": 16, "num_hidden_layers": 2},
-        **{"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 12},
-        **{"model_type": "mimi", "use_cache": False, **shape.pop("codec", {})},
-    }
-    groups, vocab_size = codec["num_quantizers"], codec["codebook_size"] + 3
-    backbone = {
-        **{"num_codebooks": groups, "vocab_size": vocab_size, "text_vocab_size": len(tokenizer)},
-        **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
-        **{"num_key_value_heads": 2, "max_position_embeddings": 512, "pad_token_id": ids["<|AUDIO|>"]},
-        "codebook_pad_token_id": vocab_size - 1,
-        "bos_token_id": ids["<|begin_of_text|>"],
-        "audio_token_id": ids["<|AUDIO|>"],
-        "audio_eos_token_id": ids["<|audio_eos|>"],
-        "rope_parameters": {**_ROPE, "low_freq_factor": 1.0, "original_max_position_embeddings": 64},
-        **shape,
-    }
-    depth = {
-        **{
-            "num_codebooks": groups,
-            "vocab_size": vocab_size,
-            "backbone_hidden_size": backbone["hidden_size"],
+    both = {"num_codebooks": tiny.codebooks, "vocab_size": tiny.codes + 3}
+    config = CsmConfig(
+        **both,
+        text_vocab_size=len(tokenizer),
+        hidden_size=tiny.hidden_size,
+        intermediate_size=48,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        num_key_value_heads=tiny.kv_heads,
+        max_position_embeddings=tiny.context,
+        rope_parameters={**_ROPE, "original_max_position_embeddings": 64},
+        pad_token_id=ids["<|AUDIO|>"],
+        codebook_pad_token_id=tiny.codes + 2,
+        bos_token_id=ids["<|begin_of_text|>"],
+        audio_token_id=ids["<|AUDIO|>"],
+        audio_eos_token_id=ids["<|audio_eos|>"],
+        depth_decoder_config={
+            **both,
+            "backbone_hidden_size": tiny.hidden_size,
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "num_hidden_layers": tiny.depth_layers,
+            "num_attention_heads": tiny.depth_heads,
+            "num_key_value_heads": tiny.depth_kv_heads,
+            "head_dim": 8,
+            "max_position_embeddings": tiny.codebooks + 1,
+            "rope_parameters": {**_ROPE, "original_max_position_embeddings": tiny.codebooks},
         },
-        **{"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3},
-        **{"num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": groups + 1},
-        "rope_parameters": {**_ROPE, "low_freq_factor": 1.0, "original_max_position_embeddings": groups},
-        **backbone.pop("depth_decoder_config", {}),
-    }
-    config = CsmConfig(**backbone, depth_decoder_config=depth, codec_config=codec, random_weights=True)
+        codec_config={
+            "model_type": "mimi",
+            "hidden_size": 16,
+            "num_filters": 2,
+            "codebook_size": tiny.codes,
+            "codebook_dim": 8,
+            "num_quantizers": tiny.codebooks,
+            "vector_quantization_hidden_dimension": 8,
+            "upsample_groups": 16,
+            "num_hidden_layers": 2,
+            "intermediate_size": 24,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "sliding_window": 12,
+            "use_cache": False,
+        },
+        random_weights=True,
+    )
     model = CsmForConditionalGeneration(config).float().eval()
     _fill(model, torch.Generator().manual_seed(seed))
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=0.9, top_k=50, max_new_tokens=125, pad_token_id=ids["<|AUDIO|>"]
     )
-    residual = {"min_new_tokens": groups - 1, "max_new_tokens": groups - 1}
+    residual = {"min_new_tokens": tiny.codebooks - 1, "max_new_tokens": tiny.codebooks - 1}
     model.depth_decoder.generation_config.update(do_sample=True, temperature=0.9, top_k=50, **residual)
     model.save_pretrained(directory)
     return directory

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_omni.models.tiny_shapes import option
+
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
@@ -18,51 +20,37 @@ _KERNEL = 7
 
 @dataclass(frozen=True)
 class TinyFishShape:
-    """The sizes of a checkpoint.
+    """The sizes of a checkpoint. The codec's rates are factors: samples of a row, then rows of a frame."""
 
-    Attributes:
-        text_tokens: Of the vocabulary, without those of codes.
-        codes: Of the semantic codebook.
-        residual_codes: Of each other codebook.
-        groups: Codes of a frame.
-        dim, layers, fast_layers, heads, kv_heads, head_dim, intermediate: Of the two decoders.
-        context: Tokens of the longest prompt and speech together.
-        encoder_rates: Samples of a row, as factors; channels double with each.
-        decoder_rates: The same for the way back.
-        downsample: Rows of a frame, as factors.
-        encoder_channels: Of the codec's first convolution.
-        decoder_channels: Of the codec's decoder, halved with each rate.
-        codec_layers: Of the codec's transformers.
-        codec_heads, codec_head_dim: Of their attention.
-        codec_positions: Length of the tables that the file holds of positions.
-    """
-
-    text_tokens: int = 130
-    codes: int = 40
-    residual_codes: int = 32
-    groups: int = 5
-    dim: int = 48
-    layers: int = 3
-    fast_layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 16
-    intermediate: int = 80
-    context: int = 4096
-    encoder_rates: tuple[int, ...] = (2, 4, 8, 8)
-    decoder_rates: tuple[int, ...] = (8, 8, 4, 2)
-    downsample: tuple[int, ...] = (2, 2)
-    encoder_channels: int = 4
-    decoder_channels: int = 32
-    codec_layers: int = 2
-    codec_heads: int = 1
-    codec_head_dim: int = 16
-    codec_positions: int = 64
+    text_tokens: int = option(130, "tokens of the vocabulary, without those of codes")
+    codes: int = option(40, "codes of the semantic codebook")
+    residual_codes: int = option(32, "codes of each other codebook")
+    groups: int = option(5, "codes of a frame")
+    dim: int = option(48, "hidden size of both decoders")
+    layers: int = option(3, "layers of the decoder over time")
+    fast_layers: int = option(2, "layers of the decoder of a frame")
+    heads: int = option(4, "attention heads of both")
+    kv_heads: int = option(2, "their key and value heads")
+    head_dim: int = option(16, "size of each of these")
+    intermediate: int = option(80, "inner size of their MLPs")
+    context: int = option(4096, "longest prompt and speech together, in tokens")
+    encoder_rates: tuple[int, ...] = option((2, 4, 8, 8), "of the codec's encoder; each doubles channels")
+    decoder_rates: tuple[int, ...] = option((8, 8, 4, 2), "of the codec's decoder; each halves channels")
+    downsample: tuple[int, ...] = option((2, 2), "rates from a frame to rows")
+    encoder_channels: int = option(4, "channels of the codec's first convolution")
+    decoder_channels: int = option(32, "channels of the codec's decoder")
+    codec_layers: int = option(2, "layers of the codec's transformers")
+    codec_heads: int = option(1, "attention heads of these")
+    codec_head_dim: int = option(16, "size of each of these")
+    codec_positions: int = option(64, "length of the tables that the codec's file holds of positions")
 
     @property
     def latent(self) -> int:
         """Channels of the codec's rows."""
         return self.encoder_channels * 2 ** len(self.encoder_rates)
+
+
+SHAPE = TinyFishShape
 
 
 def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen3_asr.components.answer import TEXT_MARK
+from sglang_omni.models.tiny_shapes import option
 
 if TYPE_CHECKING:
     import torch
@@ -40,30 +41,27 @@ _CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True)
 class TinyQwen3ASRShape:
-    """Names that begin with ``audio_`` are those of ``audio_config`` behind that, but for ``audio_window``.
+    """The sizes of a checkpoint by the names of ``config.json``, those of its encoder behind ``audio_``."""
 
-    Attributes:
-        layout: ``"transformers"``, or ``"authors"``.
-        audio_window: Frames over which the encoder attends.
-        text_tokens: Of words, before the control tokens.
-    """
+    layout: Literal["transformers", "authors"] = option("transformers", "transformers, or authors")
+    num_mel_bins: int = option(128, "numbers of a mel frame")
+    audio_d_model: int = option(32, "the encoder's hidden size")
+    audio_encoder_layers: int = option(2, "its layers")
+    audio_encoder_attention_heads: int = option(2, "its attention heads")
+    audio_encoder_ffn_dim: int = option(64, "inner size of its MLPs")
+    audio_downsample_hidden_size: int = option(8, "channels of its convolutions")
+    audio_window: int = option(200, "mel frames over which it attends")
+    hidden_size: int = option(64, "the decoder's hidden size")
+    intermediate_size: int = option(96, "inner size of its MLPs")
+    num_hidden_layers: int = option(2, "its layers")
+    num_attention_heads: int = option(4, "its attention heads")
+    num_key_value_heads: int = option(2, "its key and value heads")
+    head_dim: int = option(16, "size of each of these")
+    max_position_embeddings: int = option(4096, "longest prompt and text, in tokens")
+    text_tokens: int = option(400, "tokens of words, before the control tokens")
 
-    layout: Literal["transformers", "authors"] = "transformers"
-    num_mel_bins: int = 128
-    audio_d_model: int = 32
-    audio_encoder_layers: int = 2
-    audio_encoder_attention_heads: int = 2
-    audio_encoder_ffn_dim: int = 64
-    audio_downsample_hidden_size: int = 8
-    audio_window: int = 200
-    hidden_size: int = 64
-    intermediate_size: int = 96
-    num_hidden_layers: int = 2
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 16
-    max_position_embeddings: int = 4096
-    text_tokens: int = 400
+
+SHAPE = TinyQwen3ASRShape
 
 
 def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sglang_omni.models.tiny_shapes import option
 
 KINDS = ("llama", "qwen2", "qwen3")
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -17,10 +19,6 @@ _CHAT = (
 )
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True)
 class TinyTextShape:
     """The sizes of a checkpoint; each is an option of ``make-tiny-checkpoint``.
@@ -29,14 +27,14 @@ class TinyTextShape:
         ValueError: The sizes contradict each other.
     """
 
-    kind: str = _option("llama", f"model_type: {', '.join(KINDS)}")
-    layers: int = _option(2, "layers of the decoder")
-    hidden: int = _option(64, "its hidden size")
-    heads: int = _option(4, "attention heads")
-    kv_heads: int = _option(2, "key and value heads")
-    head_dim: int = _option(16, "size of each head")
-    context: int = _option(2048, "longest prompt and answer, in tokens")
-    tied: bool = _option(False, "whether the output has the embeddings' weights")
+    kind: str = option("llama", f"model_type: {', '.join(KINDS)}")
+    layers: int = option(2, "layers of the decoder")
+    hidden: int = option(64, "its hidden size")
+    heads: int = option(4, "attention heads")
+    kv_heads: int = option(2, "key and value heads")
+    head_dim: int = option(16, "size of each head")
+    context: int = option(2048, "longest prompt and answer, in tokens")
+    tied: bool = option(False, "whether the output has the embeddings' weights")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
+from sglang_omni.models.tiny_shapes import option
 from sglang_omni.models.whisper.components.checkpoint import FRAMES_PER_POSITION, WhisperCheckpoint
 
 if TYPE_CHECKING:
@@ -22,25 +23,23 @@ _GAINS = {"encoder_attn.out_proj": 4.0, "q_proj": 3.0, "k_proj": 3.0}
 
 @dataclass(frozen=True)
 class TinyWhisperShape:
-    """The names are those of ``config.json``. A window has ``max_source_positions / 50`` seconds.
+    """The sizes of a checkpoint, under the names of ``config.json``."""
 
-    Attributes:
-        text_tokens: Of words, before the control tokens.
-        multilingual: Whether it knows several languages, and translates.
-    """
+    num_mel_bins: int = option(80, "numbers of a mel frame")
+    d_model: int = option(64, "hidden size of encoder and decoder")
+    encoder_layers: int = option(2, "the encoder's layers")
+    encoder_attention_heads: int = option(2, "its attention heads")
+    encoder_ffn_dim: int = option(128, "inner size of its MLPs")
+    decoder_layers: int = option(2, "the decoder's layers")
+    decoder_attention_heads: int = option(2, "its attention heads")
+    decoder_ffn_dim: int = option(128, "inner size of its MLPs")
+    max_source_positions: int = option(150, "positions of a window, 50 a second")
+    max_target_positions: int = option(64, "longest prompt and text of a window, in tokens")
+    text_tokens: int = option(400, "tokens of words, before the control tokens")
+    multilingual: bool = option(True, "a model that knows several languages, and translates")
 
-    num_mel_bins: int = 80
-    d_model: int = 64
-    encoder_layers: int = 2
-    encoder_attention_heads: int = 2
-    encoder_ffn_dim: int = 128
-    decoder_layers: int = 2
-    decoder_attention_heads: int = 2
-    decoder_ffn_dim: int = 128
-    max_source_positions: int = 150
-    max_target_positions: int = 64
-    text_tokens: int = 400
-    multilingual: bool = True
+
+SHAPE = TinyWhisperShape
 
 
 def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:

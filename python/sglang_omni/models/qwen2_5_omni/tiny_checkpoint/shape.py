@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-
-def _option(default: int, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+from sglang_omni.models.tiny_shapes import option
 
 
 @dataclass(frozen=True)
 class OmniShape:
     """The sizes of a checkpoint; each is an option of ``make-tiny-checkpoint``."""
 
-    vocab_size: int = _option(640, "tokens of the thinker's vocabulary, those of voices included")
-    layers: int = _option(2, "the thinker's layers")
-    hidden: int = _option(64, "the thinker's hidden size")
-    heads: int = _option(4, "the thinker's attention heads")
-    kv_heads: int = _option(2, "its key and value heads")
-    context: int = _option(32768, "longest prompt and answer, in tokens")
-    vision_depth: int = _option(3, "layers of the vision encoder, of which every second sees whole frames")
-    audio_layers: int = _option(2, "layers of the audio encoder")
-    talker_layers: int = _option(2, "the talker's layers")
-    talker_hidden: int = _option(48, "the talker's hidden size")
-    talker_heads: int = _option(4, "the talker's attention heads, an even number")
-    talker_head_dim: int = _option(16, "size of each of these")
-    codes: int = _option(96, "the codec's codes")
-    dit_layers: int = _option(4, "layers of the codec's transformer")
-    dit_hidden: int = _option(32, "its hidden size")
-    dit_heads: int = _option(2, "its attention heads")
-    block_size: int = _option(24, "mel frames of a block, an even number")
-    mel_bins: int = _option(16, "numbers of a mel frame, a multiple of 16")
-    speaker_dim: int = _option(12, "numbers of a speaker's vector")
-    vocoder_dim: int = _option(32, "channels of the vocoder, a multiple of 8")
-    talker: int = _option(1, "0 for a model that only writes")
-    shard_kb: int = _option(600, "size of a safetensors file")
+    vocab_size: int = option(640, "tokens of the thinker's vocabulary, those of voices included")
+    layers: int = option(2, "the thinker's layers")
+    hidden: int = option(64, "the thinker's hidden size")
+    heads: int = option(4, "the thinker's attention heads")
+    kv_heads: int = option(2, "its key and value heads")
+    context: int = option(32768, "longest prompt and answer, in tokens")
+    vision_depth: int = option(3, "layers of the vision encoder, of which every second sees whole frames")
+    audio_layers: int = option(2, "layers of the audio encoder")
+    talker_layers: int = option(2, "the talker's layers")
+    talker_hidden: int = option(48, "the talker's hidden size")
+    talker_heads: int = option(4, "the talker's attention heads, an even number")
+    talker_head_dim: int = option(16, "size of each of these")
+    codes: int = option(96, "the codec's codes")
+    dit_layers: int = option(4, "layers of the codec's transformer")
+    dit_hidden: int = option(32, "its hidden size")
+    dit_heads: int = option(2, "its attention heads")
+    block_size: int = option(24, "mel frames of a block, an even number")
+    mel_bins: int = option(16, "numbers of a mel frame, a multiple of 16")
+    speaker_dim: int = option(12, "numbers of a speaker's vector")
+    vocoder_dim: int = option(32, "channels of the vocoder, a multiple of 8")
+    talker: int = option(1, "0 for a model that only writes")
+    shard_kb: int = option(600, "size of a safetensors file")
 
     def config(self, ids: Mapping[str, int], first_speech_id: int) -> dict[str, Any]:
         """``config.json``.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
+from sglang_omni.models.tiny_shapes import option
 
 DTYPES = ("float32", "bfloat16", "float16")
 SPEAKERS = ("chelsie", "ethan", "aiden")
@@ -22,10 +23,6 @@ _FIRST_SPEAKER = 253
 NUM_CODEC_SPECIALS = 1024
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass(frozen=True)
 class TinyShape:
     """The sizes of a checkpoint; each is an option of ``make-tiny-checkpoint``.
@@ -34,32 +31,32 @@ class TinyShape:
         ValueError: The sizes contradict each other.
     """
 
-    vocab_size: int = _option(640, "tokens of the thinker's vocabulary")
-    layers: int = _option(2, "the thinker's layers")
-    hidden: int = _option(64, "the thinker's hidden size")
-    heads: int = _option(4, "attention heads of thinker and talker")
-    kv_heads: int = _option(2, "their key and value heads")
-    head_dim: int = _option(32, "size of each of these heads")
-    experts: int = _option(4, "experts in each layer of thinker and talker")
-    top_k: int = _option(2, "experts that compute each token")
-    context: int = _option(32768, "longest prompt and answer, in tokens")
-    vision_depth: int = _option(3, "layers of the vision encoder")
-    deepstack: tuple[int, ...] = _option(
+    vocab_size: int = option(640, "tokens of the thinker's vocabulary")
+    layers: int = option(2, "the thinker's layers")
+    hidden: int = option(64, "the thinker's hidden size")
+    heads: int = option(4, "attention heads of thinker and talker")
+    kv_heads: int = option(2, "their key and value heads")
+    head_dim: int = option(32, "size of each of these heads")
+    experts: int = option(4, "experts in each layer of thinker and talker")
+    top_k: int = option(2, "experts that compute each token")
+    context: int = option(32768, "longest prompt and answer, in tokens")
+    vision_depth: int = option(3, "layers of the vision encoder")
+    deepstack: tuple[int, ...] = option(
         (0, 1),
         "vision layers whose features are added inside the thinker, one after each of its first layers",
     )
-    audio_layers: int = _option(2, "layers of the audio encoder")
-    talker_layers: int = _option(2, "the talker's layers")
-    talker_hidden: int = _option(48, "the talker's hidden size")
-    accept_hidden_layer: int | None = _option(
+    audio_layers: int = option(2, "layers of the audio encoder")
+    talker_layers: int = option(2, "the talker's layers")
+    talker_hidden: int = option(48, "the talker's hidden size")
+    accept_hidden_layer: int | None = option(
         None, "thinker layer whose input the talker reads (default: about the middle)"
     )
-    codes: int = _option(64, "codes of each codebook")
-    code_groups: int = _option(4, "codebooks, and so codes of each frame")
-    codec_dim: int = _option(64, "channels of the codec's decoder, a multiple of 16")
-    talker: bool = _option(True, "whether there is a talker; without, the model only writes")
-    shards: int = _option(2, "safetensors files")
-    dtype: str = _option("float32", f"data type of the weights: {', '.join(DTYPES)}")
+    codes: int = option(64, "codes of each codebook")
+    code_groups: int = option(4, "codebooks, and so codes of each frame")
+    codec_dim: int = option(64, "channels of the codec's decoder, a multiple of 16")
+    talker: bool = option(True, "whether there is a talker; without, the model only writes")
+    shards: int = option(2, "safetensors files")
+    dtype: str = option("float32", f"data type of the weights: {', '.join(DTYPES)}")
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
