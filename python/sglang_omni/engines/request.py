@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from sglang_omni.model_runner.demands import TokenDemands
 from sglang_omni.model_runner.grammar import GrammarState
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory
+from sglang_omni.model_runner.sampling import RepetitionRule, SamplingRow, TokenHistory
 from sglang_omni.model_runner.sequence import RotaryPositions, SequenceState
 from sglang_omni.model_runner.token_scores import PromptScores
 
@@ -74,6 +74,7 @@ class EngineRequest(BaseRequest):
         penalizes_prompt: True if penalties see the placeholders of a prompt that is not cacheable.
         adapter: The LoRA adapter that computes it, by name; None for the bare model.
         grammar: What the output must match, if ``sampling`` names a grammar; it takes each output token.
+        repetition: If set, how tokens that repeat recent ones are drawn again.
         ends: Asked after each token whether the sequence ends with it, for models whose end no token tells.
         demands: What the sampler does for this request alone; None for most requests.
         prompt_scores: Set if the prompt's log-probabilities are wanted.
@@ -93,6 +94,7 @@ class EngineRequest(BaseRequest):
     penalizes_prompt: bool = False
     adapter: str | None = None
     grammar: GrammarState | None = None
+    repetition: RepetitionRule | None = None
     ends: Callable[[], bool] | None = None
 
     status: RequestStatus = RequestStatus.WAITING
@@ -152,7 +154,7 @@ class EngineRequest(BaseRequest):
         return self.state is None or self.state.is_ready(num_tokens)
 
     def sampling_row(self, vocab_size: int) -> SamplingRow:
-        """What the sampler needs for the next token. Draws a random number: call once for each token."""
+        """What the sampler needs for the next token. Draws random numbers: call once for each token."""
         params = self.sampling
         if params.has_penalties and self.history is None:
             prompt = self.prompt_token_ids if self.cacheable or self.penalizes_prompt else ()
@@ -160,8 +162,14 @@ class EngineRequest(BaseRequest):
         if self.demands is not None:
             # A step that failed after its choice is computed again.
             del self.demands.scores[len(self.output_token_ids) :]
-        uniform = self.generator.random() if params.temperature > 0.0 else 0.0
-        return SamplingRow(params, uniform, self.history, self.demands)
+        if params.temperature == 0.0:
+            return SamplingRow(params, 0.0, self.history, self.demands)
+        row = SamplingRow(params, self.generator.random(), self.history, self.demands)
+        if self.repetition is None:
+            return row
+        # The number is drawn whether or not it is used: those after it depend on no token.
+        redraw = self.repetition.redraw(params, self.generator.random(), self.output_token_ids)
+        return row._replace(redraw=redraw)
 
 
 def _slice(prompt: list[int], output: list[int], start: int, stop: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,34 @@ class TokenHistory:
         return self.seen, self.counts
 
 
+@dataclass(frozen=True)
+class RepetitionRule:
+    """Repetition-aware sampling, as Fish Audio S2-Pro's authors do it: it keeps speech from looping.
+
+    A token that was drawn, and is among the last ones of the output, is drawn again, once.
+
+    Attributes:
+        window: So many tokens of the output are looked at.
+        temperature, top_p: Of the second draw; the request's other parameters stay.
+    """
+
+    window: int
+    temperature: float
+    top_p: float
+
+    def redraw(self, params: RequestSampling, uniform: float, output: Sequence[int]) -> Redraw:
+        again = replace(params, temperature=self.temperature, top_p=self.top_p)
+        return Redraw(again, uniform, tuple(output[-self.window :]))
+
+
+class Redraw(NamedTuple):
+    """The second draw of one step; it counts if the first gave one of the ``recent`` tokens."""
+
+    params: RequestSampling
+    uniform: float
+    recent: tuple[int, ...]
+
+
 class SamplingRow(NamedTuple):
     """The sampler's input for one sequence.
 
@@ -54,12 +83,14 @@ class SamplingRow(NamedTuple):
             it, so the choice does not depend on the batch.
         history: Set if there are penalties.
         demands: Set if the request asks for more than sampling.
+        redraw: Set if the token may be drawn twice.
     """
 
     params: RequestSampling
     uniform: float
     history: TokenHistory | None = None
     demands: TokenDemands | None = None
+    redraw: Redraw | None = None
 
 
 def next_tokens(
@@ -80,9 +111,29 @@ def next_tokens(
         add_biases(logits, asked)
         apply_masks(logits, asked)
     tokens = sample(logits, rows)
+    redraws = [(index, row.redraw) for index, row in enumerate(rows) if row.redraw and row.redraw.recent]
+    if redraws:
+        tokens = _draw_again(logits, tokens, redraws)
     if scores is not None:
         scores.choose(tokens)
     return tokens, scores
+
+
+def _draw_again(logits: Tensor, tokens: Tensor, redraws: Sequence[tuple[int, Redraw]]) -> Tensor:
+    """``tokens``, with a second draw in the place of those that repeat a recent one. The host reads none."""
+    longest = max(len(redraw.recent) for _, redraw in redraws)
+    # -1 is no token.
+    packed = torch.tensor(
+        [[index, *redraw.recent, *[-1] * (longest - len(redraw.recent))] for index, redraw in redraws]
+    )
+    index, recent = to_device(packed, logits.device).tensor_split([1], dim=1)
+    index = index.squeeze(1)
+    second = sample(
+        logits.index_select(0, index), [SamplingRow(redraw.params, redraw.uniform) for _, redraw in redraws]
+    )
+    first = tokens.index_select(0, index)
+    repeats = (recent == first.unsqueeze(1)).any(dim=1)
+    return tokens.index_copy(0, index, torch.where(repeats, second, first))
 
 
 def _scores(logits: Tensor, asked: Sequence[tuple[int, TokenDemands]]) -> StepScores | None:

@@ -10,9 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner import sampling
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory, sample, sample_unread
+from sglang_omni.model_runner.sampling import (
+    RepetitionRule,
+    SamplingRow,
+    TokenHistory,
+    next_tokens,
+    sample,
+    sample_unread,
+)
 
 VOCAB = 40
 
@@ -180,3 +188,41 @@ def test_a_history_follows_its_tokens_on_any_path() -> None:
         assert history.counts.nonzero().flatten().tolist() == [5, 8]
         assert history.counts[[5, 8]].tolist() == [3.0, 1.0]
         assert history.seen.nonzero().flatten().tolist() == [3, 5, 8]
+
+
+def test_a_token_that_repeats_a_recent_one_is_drawn_again() -> None:
+    """By the other temperature and top_p, and the request's own top_k; all other rows stay as they are."""
+    params = RequestSampling(temperature=0.5, top_k=6, top_p=0.7, seed=1)
+    rule = RepetitionRule(window=3, temperature=1.0, top_p=0.9)
+    number = random.Random(3)
+    values = logits(4)
+    best = int(values.argmax())
+    outputs = [[best, 1, 2], [best, 1, 2, 3], [], [best]]
+    again = RequestSampling(temperature=1.0, top_k=6, top_p=0.9)
+    second = 0
+    for _ in range(300):
+        numbers = [(number.random(), number.random()) for _ in outputs]
+        rows = [
+            SamplingRow(params, first, redraw=rule.redraw(params, other, output))
+            for (first, other), output in zip(numbers, outputs, strict=True)
+        ]
+        tokens, _ = next_tokens(values.repeat(len(rows), 1), torch.tensor([], dtype=torch.long), rows)
+        for token, output, (first, other) in zip(tokens.tolist(), outputs, numbers, strict=True):
+            right = int(sample(values[None].clone(), [SamplingRow(params, first)]))
+            if right in output[-3:]:
+                right = int(sample(values[None].clone(), [SamplingRow(again, other)]))
+                second += right != best
+            assert token == right
+    assert second > 100, "the flatter distribution gives other tokens too"
+
+
+def test_a_request_draws_again_only_if_it_draws() -> None:
+    rule = RepetitionRule(window=2, temperature=1.0, top_p=0.9)
+    drawn = EngineRequest("drawn", [1], RequestSampling(seed=4), repetition=rule, output_token_ids=[5, 6, 7])
+    row = drawn.sampling_row(VOCAB)
+    assert row.redraw is not None
+    assert row.redraw.recent == (6, 7)
+    numbers = random.Random(4)
+    assert (row.uniform, row.redraw.uniform) == (numbers.random(), numbers.random())
+    greedy = EngineRequest("greedy", [1], RequestSampling(temperature=0.0), repetition=rule)
+    assert greedy.sampling_row(VOCAB).redraw is None

@@ -101,3 +101,19 @@ def test_a_limit_is_shared_by_all_passages(dual_ar: DualAR) -> None:
     assert dual_ar.follow_up(asked, following) is None
     assert dual_ar.result(asked, following).data["finish_reason"] == "length"
     assert dual_ar.build_request(payload(1)).sampling.max_new_tokens == 30
+
+
+def test_a_code_among_the_last_ten_of_a_passage_is_drawn_again(dual_ar: DualAR) -> None:
+    asked = payload(2)
+    request = dual_ar.build_request(asked)
+    speak(request, list(range(14)))
+    row = request.sampling_row(200)
+    assert row.redraw is not None
+    # The end, which is one of them, is drawn no second time: the passage is over.
+    assert row.redraw.recent == (*range(START + 5, START + 14), END)
+    assert (row.redraw.params.temperature, row.redraw.params.top_p, row.redraw.params.top_k) == (1.0, 0.9, 30)
+    following = dual_ar.follow_up(asked, request)
+    assert following is not None
+    nothing = following.sampling_row(200)
+    assert nothing.redraw is not None
+    assert nothing.redraw.recent == ()

@@ -9,6 +9,7 @@ import torch
 
 from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.engines.request import FinishReason
+from sglang_omni.model_runner.sampling import RepetitionRule
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt, FishPrompts, SpokenPassage
 from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
@@ -21,6 +22,8 @@ from sglang_omni.scheduling.messages import OutgoingMessage
 
 # Sampling parameters of a request that sets none.
 _DEFAULTS = {"temperature": 0.8, "top_p": 0.8, "top_k": 30}
+# The authors' own.
+_REPETITION = RepetitionRule(window=10, temperature=1.0, top_p=0.9)
 # Of earlier passages in a prompt, 71 s.
 _EARLIER_FRAMES = 1536
 
@@ -143,7 +146,14 @@ class DualAR:
         sampling = replace(sampling, max_new_tokens=limit)
         state = _PassageState(prompt, sampling, speech)
         # Keys and values depend on all codes of a frame, but a token tells only the first.
-        request = EngineRequest(payload.request_id, prompt.token_ids, sampling, state=state, cacheable=False)
+        request = EngineRequest(
+            payload.request_id,
+            prompt.token_ids,
+            sampling,
+            state=state,
+            cacheable=False,
+            repetition=_REPETITION,
+        )
         if before is not None:
             request.generator = before.generator
         state.generator = request.generator
