@@ -5,36 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.checkpoint import MediaTokens
 from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
 from sglang_omni.proto import RequestError
 
 Positions = NDArray[np.float32]
-
-
-class MediaTokens(Protocol):
-    """Token ids in the thinker's vocabulary that belong to media."""
-
-    @property
-    def image(self) -> int: ...
-    @property
-    def video(self) -> int: ...
-    @property
-    def audio(self) -> int: ...
-    @property
-    def vision_start(self) -> int: ...
-    @property
-    def audio_start(self) -> int: ...
-
-    @property
-    def media(self) -> frozenset[int]:
-        """Placeholders, whose input rows come from encoders."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.checkpoint import MediaTokens
 from sglang_omni.models.multimodal.joining import MediaJoin
 from sglang_omni.models.multimodal.payloads import ThinkerInput
-from sglang_omni.models.multimodal.positions import MediaTokens
 from sglang_omni.models.text_answer import AnswerTexts, new_text, text_chunks, written
 from sglang_omni.models.token_logprobs import all_logprobs, constrained, grammars_for, with_logprobs
 from sglang_omni.preprocessing.request import answers_in_speech

@@ -72,7 +72,7 @@ class Qwen25OmniPipelineConfig(Qwen25OmniThinkerPipelineConfig):
     def voices(self) -> tuple[str, ...]:
         """The names of the checkpoint's voices, in lower case."""
         checkpoint = Qwen25OmniCheckpoint.from_dir(self.model_path)
-        checkpoint.require_speech()
+        checkpoint.require_talker()
         return tuple(checkpoint.voices)
 
 
@@ -99,5 +99,5 @@ def default_config(model_path: str, gpus: Sequence[Gpu] | None = None) -> Pipeli
         FileNotFoundError, ValueError: ``model_path`` is not a Qwen2.5-Omni checkpoint.
     """
     checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
-    kind = Qwen25OmniThinkerPipelineConfig if checkpoint.speech is None else Qwen25OmniPipelineConfig
+    kind = Qwen25OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen25OmniPipelineConfig
     return placed(kind(model_path=model_path), gpus)

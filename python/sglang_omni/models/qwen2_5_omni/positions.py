@@ -126,7 +126,7 @@ def position_limits(checkpoint: Qwen25OmniCheckpoint, rules: TimeAlignedRules) -
     """The limits of a checkpoint's decoders, by decoder. ``rules`` are the thinker's."""
     text = checkpoint.thinker_config["text_config"]
     parts: dict[str, tuple[Mapping[str, Any], TimeAlignedRules]] = {"thinker": (text, rules)}
-    if checkpoint.speech is not None:
+    if checkpoint.talker is not None:
         talker = checkpoint.config["talker_config"]
         parts["talker"] = (talker, rules.for_talker(talker))
     return {

@@ -111,7 +111,7 @@ def check_params(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, *, has_
     thinker_sampling(request, checkpoint)
     if not answers_in_speech(request):
         return
-    if not has_talker or checkpoint.speech is None:
+    if not has_talker or checkpoint.talker is None:
         raise RequestError(
             "modalities: this model answers in text only", param="modalities", code="unsupported_value"
         )

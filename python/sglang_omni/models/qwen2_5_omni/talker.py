@@ -29,7 +29,7 @@ class RowsTalker:
 
     def __init__(self, checkpoint: Qwen25OmniCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._speech = checkpoint.require_speech()
+        self._speech = checkpoint.require_talker()
         self._voices = load_voices(checkpoint.path / FILE)
         rules = TimeAlignedRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._rules = rules.for_talker(checkpoint.config["talker_config"])
