@@ -108,6 +108,13 @@ class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
     def thinker_config(self) -> Mapping[str, Any]:
         return self.config["thinker_config"]
 
+    def decoder_fields(self, decoder: str) -> Mapping[str, Any]:
+        """What ``config.json`` says of the layers of the ``"thinker"`` or the ``"talker"``."""
+        part = self.config[f"{decoder}_config"]
+        # A talker that hears and sees nothing itself may have them at the top.
+        fields: Mapping[str, Any] = part.get("text_config", part)
+        return fields
+
     def require_talker(self) -> Talker:
         """
         Raises:

@@ -43,10 +43,10 @@ def stage_demand(
     """
     match stage:
         case "thinker":
-            config = DecoderConfig.from_dict(checkpoint.thinker_config["text_config"])
+            config = DecoderConfig.from_dict(checkpoint.decoder_fields("thinker"))
             return thinker_demand(checkpoint, config, args, stored_item)
         case "talker":
-            config = DecoderConfig.from_dict(checkpoint.config["talker_config"]["text_config"])
+            config = DecoderConfig.from_dict(checkpoint.decoder_fields("talker"))
             demand = talker_demand(checkpoint, config, args, stored_item, GPU_TALKER_REQUESTS)
             return replace(demand, workspace=demand.workspace + _GRAPHS)
         case "image_encoder":
