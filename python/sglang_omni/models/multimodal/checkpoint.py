@@ -111,7 +111,7 @@ class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
     def decoder_fields(self, decoder: str) -> Mapping[str, Any]:
         """What ``config.json`` says of the layers of the ``"thinker"`` or the ``"talker"``."""
         part = self.config[f"{decoder}_config"]
-        # A talker that hears and sees nothing itself may have them at the top.
+        # A talker may have them at its top.
         fields: Mapping[str, Any] = part.get("text_config", part)
         return fields
 
