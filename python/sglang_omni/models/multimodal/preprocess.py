@@ -23,6 +23,7 @@ from sglang_omni.preprocessing.request import (
     named_inputs,
     stage_params,
     task_of,
+    without_inputs,
 )
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
@@ -109,8 +110,7 @@ class MediaPreprocessor(Generic[Rules]):
                     f"this model does chat and completion, not {task}", param="task", code="unsupported_task"
                 )
         self._prompts.check_answer(len(prompt["prompt_token_ids"]), stage_params(request, "thinker"))
-        slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
-        return StagePayload(payload.request_id, slim, prompt)
+        return without_inputs(payload, prompt)
 
     def _completion(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> list[int]:
         token_ids = inputs.get("prompt_token_ids")
