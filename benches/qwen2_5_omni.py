@@ -76,7 +76,7 @@ async def theirs(path: Path, arguments: argparse.Namespace) -> None:
 
     model = Qwen2_5OmniForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     processor = Qwen2_5OmniProcessor.from_pretrained(path)
-    speech = Qwen25OmniCheckpoint.from_dir(path).require_speech()
+    speech = Qwen25OmniCheckpoint.from_dir(path).require_talker()
     text = processor.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
     for count in (1, 8):
         inputs = processor(text=[text] * count, return_tensors="pt")

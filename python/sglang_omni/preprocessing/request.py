@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sglang_omni.proto import OmniRequest, RequestError
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.proto.tasks import TASKS, Task
 
 
@@ -54,6 +54,15 @@ def named_inputs(request: OmniRequest, names: Collection[str]) -> Mapping[str, A
             code="unknown_parameter",
         )
     return inputs
+
+
+def without_inputs(payload: StagePayload, data: Any) -> StagePayload:
+    """The next stage's payload, with ``data``: the request's inputs are dropped, and the task that they may
+    imply is kept."""
+    request = payload.request
+    metadata = {**request.metadata, "task": task_of(request)}
+    slim = OmniRequest(inputs=None, params=request.params, metadata=metadata)
+    return StagePayload(payload.request_id, slim, data)
 
 
 def answers_in_text(request: OmniRequest) -> bool:

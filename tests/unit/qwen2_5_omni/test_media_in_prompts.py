@@ -10,6 +10,7 @@ from qwen2_5_omni_oracle import OmniOracle
 from sample_media import audio_part, image_part, picture, silence, sound, user, video, video_part
 
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
+from sglang_omni.models.qwen2_5_omni.media import VIDEO_FPS
 from sglang_omni.models.qwen2_5_omni.positions import TimeAlignedRules
 from sglang_omni.models.qwen2_5_omni.preprocess import SPEECH_PROMPT, TimeAlignedPreprocessor
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
@@ -48,7 +49,7 @@ def oracle(qwen2_5_omni: Any) -> OmniOracle:
 
 @pytest.fixture(scope="module")
 def preprocess(oracle: OmniOracle) -> Any:
-    processor = TimeAlignedPreprocessor(Qwen25OmniCheckpoint.from_dir(oracle.path))
+    processor = TimeAlignedPreprocessor(Qwen25OmniCheckpoint.from_dir(oracle.path), video_fps=VIDEO_FPS)
 
     def call(messages: list[dict[str, Any]], spoken: bool = False, **params: Any) -> dict[str, Any]:
         metadata = {"output_modalities": ["text", "audio"]} if spoken else {}

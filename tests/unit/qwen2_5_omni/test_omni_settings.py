@@ -86,7 +86,7 @@ def test_another_checkpoint_and_one_that_only_writes(
     fields = {**checkpoint.config, "enable_audio_output": False}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ValueError, match="answers in text alone"):
-        Qwen25OmniCheckpoint.from_dir(tmp_path).require_speech()
+        Qwen25OmniCheckpoint.from_dir(tmp_path).require_talker()
     (tmp_path / "config.json").write_text(json.dumps({**fields, "model_type": "qwen3"}))
     with pytest.raises(ValueError, match="model_type 'qwen3'"):
         Qwen25OmniCheckpoint.from_dir(tmp_path)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from test_checkpoint_settings import CONFIG
 
+from sglang_omni.models.multimodal.request import thinker_sampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.request import (
     check_params,
     code2wav_chunking,
     speaker_id,
     talker_sampling,
-    thinker_sampling,
 )
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
@@ -29,10 +29,11 @@ def checkpoint(folder: Path, **generation: Any) -> Qwen3OmniCheckpoint:
 
 def test_the_thinker_samples_as_the_checkpoint_says_unless_told_otherwise(tmp_path: Path) -> None:
     settings = checkpoint(tmp_path, temperature=0.7, top_k=20, talker_top_k=5)
-    own = thinker_sampling(OmniRequest(None), settings)
+    own = thinker_sampling(OmniRequest(None), settings.generation)
     assert (own.temperature, own.top_k, own.max_new_tokens) == (0.7, 20, 1024)
     told = thinker_sampling(
-        OmniRequest(None, {"temperature": 0.0, "stage_params": {"thinker": {"top_k": 3}}}), settings
+        OmniRequest(None, {"temperature": 0.0, "stage_params": {"thinker": {"top_k": 3}}}),
+        settings.generation,
     )
     assert (told.temperature, told.top_k) == (0.0, 3)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.loading import placement
-from sglang_omni.models.multimodal.payloads import AudioOutput, VisualOutput
+from sglang_omni.models.multimodal.payloads import AudioOutput, VisualInput, VisualOutput
 from sglang_omni.proto import StagePayload
 
 if TYPE_CHECKING:
@@ -35,6 +35,21 @@ def torch_placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[torch.dtyp
 
     computed_in, device = placement(dtype, gpu_id)
     return DTYPES[computed_in], device
+
+
+def tiny_picture(config: Mapping[str, Any], patch_size: int) -> VisualInput:
+    """An image of 2 x 2 tokens, for the warm-up of an encoder with this ``vision_config``."""
+    import torch
+
+    side = 2 * config.get("spatial_merge_size", 2)
+    numbers = config.get("in_channels", 3) * config.get("temporal_patch_size", 2) * patch_size**2
+    return VisualInput(
+        kind="image",
+        key=b"warm-up",
+        pixel_values=torch.zeros(side * side, numbers),
+        grid_thw=(1, side, side),
+        seconds_per_grid=None,
+    )
 
 
 def encoder_scheduler(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.media import ThinkerState
+from sglang_omni.models.multimodal.checkpoint import MediaTokens
 from sglang_omni.models.multimodal.payloads import MediaShape, ThinkerInput, VisualOutput
-from sglang_omni.models.multimodal.positions import MediaTokens
 from sglang_omni.proto import StagePayload
 
 # Rows of waiting and running requests that may lie joined on the thinker's GPU; more are joined on the host.

@@ -67,6 +67,17 @@ class MediaShape(TypedDict):
     use_audio_in_video: bool
 
 
+def no_media() -> MediaShape:
+    """That of a prompt of text alone."""
+    return MediaShape(
+        image_grids=[],
+        video_grids=[],
+        video_seconds_per_grid=[],
+        audio_frames=[],
+        use_audio_in_video=False,
+    )
+
+
 class Prompt(TypedDict):
     """preprocess -> image_encoder, audio_encoder and thinker; each stage gets the fields that it reads.
 

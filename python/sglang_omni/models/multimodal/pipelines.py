@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu, visible_gpus
+from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
 from sglang_omni.models.prompts import prompts_of
 
 _SHARED = "sglang_omni.models.multimodal"
@@ -125,10 +126,12 @@ class MediaPipelineConfig(PipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout.
 
     Attributes:
+        checkpoint_class: Reads the model's checkpoints.
         text_only: The pipeline of the same model without encoders.
         written: The pipeline of the same model without a talker.
     """
 
+    checkpoint_class: ClassVar[type[MediaCheckpoint[Any, Any]]]
     text_only: ClassVar[type[MediaPipelineConfig]]
     written: ClassVar[type[MediaPipelineConfig]]
 
@@ -156,6 +159,12 @@ class MediaPipelineConfig(PipelineConfig):
     def random_weights(self) -> bool:
         """Whether the checkpoint says that its weights are random, as a tiny one does."""
         return bool(self.checkpoint_fields.get("random_weights"))
+
+    def decoder_fields(self, stage: str) -> dict[str, Any] | None:
+        """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""
+        if stage not in ("thinker", "talker"):
+            return None
+        return dict(self.checkpoint_class.from_dir(self.model_path).decoder_fields(stage))
 
     # If set, the checkpoint is taken for one whose quantized weights have so many bytes each.
     _stored_item: float | None = PrivateAttr(default=None)

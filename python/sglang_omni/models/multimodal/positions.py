@@ -5,36 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint, MediaTokens
 from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
 from sglang_omni.proto import RequestError
 
 Positions = NDArray[np.float32]
-
-
-class MediaTokens(Protocol):
-    """Token ids in the thinker's vocabulary that belong to media."""
-
-    @property
-    def image(self) -> int: ...
-    @property
-    def video(self) -> int: ...
-    @property
-    def audio(self) -> int: ...
-    @property
-    def vision_start(self) -> int: ...
-    @property
-    def audio_start(self) -> int: ...
-
-    @property
-    def media(self) -> frozenset[int]:
-        """Placeholders, whose input rows come from encoders."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +31,11 @@ class MediaRules(ABC):
     tokens: MediaTokens
     per_second: float
     merge_size: int
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any], tokens: MediaTokens) -> Self:
+        """The thinker's rules, from ``thinker_config`` of ``config.json``."""
 
     @abstractmethod
     def audio_tokens(self, frames: int) -> int:
@@ -132,6 +118,18 @@ class PositionLimit:
                 param="messages",
                 code="context_length_exceeded",
             )
+
+
+def position_limits(checkpoint: MediaCheckpoint[Any, Any], rules: MediaRules) -> dict[str, PositionLimit]:
+    """The limits of a checkpoint's decoders that have one, by decoder. ``rules`` are the thinker's."""
+    by_decoder = {"thinker": rules}
+    if checkpoint.talker is not None:
+        by_decoder["talker"] = rules.for_talker(checkpoint.config["talker_config"])
+    return {
+        decoder: PositionLimit(decoder, own_rules, int(num_positions))
+        for decoder, own_rules in by_decoder.items()
+        if (num_positions := checkpoint.decoder_fields(decoder).get("max_position_embeddings")) is not None
+    }
 
 
 def convolved(frames: int) -> int:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.answers.reader import Reading
-from sglang_omni.models.multimodal.media import Media, MediaReader, VideoOptions
+from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
+from sglang_omni.models.multimodal.media import Media, MediaLimits, MediaReader, VideoOptions
 from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
-from sglang_omni.models.multimodal.positions import MediaRules, PositionLimit
+from sglang_omni.models.multimodal.positions import MediaRules, position_limits
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.messages import Content, MediaKind, MediaPart, parse_messages
 from sglang_omni.preprocessing.request import (
@@ -21,6 +23,7 @@ from sglang_omni.preprocessing.request import (
     named_inputs,
     stage_params,
     task_of,
+    without_inputs,
 )
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
@@ -28,42 +31,61 @@ from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 _INPUTS = ("messages", "prompt", "prompt_token_ids")
 MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
 
+Rules = TypeVar("Rules", bound=MediaRules)
 
-class MediaPreprocessor:
+
+class MediaPreprocessor(Generic[Rules]):
     """Converts the entry payload to one with a ``Prompt``. Thread-safe.
 
     Args:
-        prompts: The checkpoint's tokenizer and chat template.
-        chats: Of the same.
-        rules: How the model lays media out.
-        limits: Of the positions of its decoders, by decoder.
-        reader: Reads media; None if the pipeline takes none.
-        audio_end: The token after a sound.
+        checkpoint: The model.
+        limits: Of a request's media; None for the defaults.
         takes: Accepted kinds of media.
         video_fps: Frames to take of each second of a video if the request does not tell; None takes all.
+        context_length: A shorter context than the checkpoint's.
+        allowed_media_hosts: Hosts of media URLs, as in ``media_bytes``.
+        tool_call_parser, reasoning_parser: As for ``ChatPrompts``.
+
+    Attributes:
+        rules_class: How the model lays media out.
+        reader_class: Makes what reads media, from the checkpoint's directory, the rules, the limits, and the
+            allowed hosts.
+        audio_end: The token after a sound.
     """
+
+    rules_class: type[Rules]
+    reader_class: Callable[[Path, Rules, MediaLimits, Collection[str]], MediaReader]
+    audio_end: ClassVar[str]
 
     def __init__(
         self,
-        prompts: PromptEncoder,
-        chats: ChatPrompts,
-        rules: MediaRules,
-        limits: Mapping[str, PositionLimit],
-        reader: MediaReader | None,
+        checkpoint: MediaCheckpoint[Any, Any],
         *,
-        audio_end: str,
+        limits: MediaLimits | None = None,
         takes: Collection[MediaKind] = MEDIA_KINDS,
         video_fps: float | None = None,
+        context_length: int | None = None,
+        allowed_media_hosts: Collection[str] = (),
+        tool_call_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> None:
+        prompts = PromptEncoder(checkpoint.path, context_length=context_length)
+        rules = self.rules_class.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._prompts = prompts
-        self._chats = chats
+        self._chats = ChatPrompts(
+            prompts, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
+        )
         # Used only for videos with sound.
-        self._audio_end = prompts.tokenizer.token_to_id(audio_end) or 0
+        self._audio_end = prompts.tokenizer.token_to_id(self.audio_end) or 0
         self._rules = rules
-        self._position_limits = limits
+        self._position_limits = position_limits(checkpoint, rules)
         self._takes = takes
         self._video_fps = video_fps
-        self._reader = reader
+        self._reader = (
+            self.reader_class(checkpoint.path, rules, limits or MediaLimits(), allowed_media_hosts)
+            if takes
+            else None
+        )
 
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
@@ -88,8 +110,7 @@ class MediaPreprocessor:
                     f"this model does chat and completion, not {task}", param="task", code="unsupported_task"
                 )
         self._prompts.check_answer(len(prompt["prompt_token_ids"]), stage_params(request, "thinker"))
-        slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
-        return StagePayload(payload.request_id, slim, prompt)
+        return without_inputs(payload, prompt)
 
     def _completion(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> list[int]:
         token_ids = inputs.get("prompt_token_ids")

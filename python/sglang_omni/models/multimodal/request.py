@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.models.multimodal.request_params import TALKER_SAMPLING
-from sglang_omni.preprocessing.request import mapping_param, stage_params
-from sglang_omni.preprocessing.request_params import check_names
+from sglang_omni.models.multimodal.request_params import TALKER, TALKER_SAMPLING
+from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, stage_params
+from sglang_omni.preprocessing.request_params import TEXT_SAMPLING, check_names
 from sglang_omni.proto import OmniRequest, RequestError
 
+# The default of transformers' ``generate`` for these models.
+THINKER_MAX_NEW_TOKENS = 1024
 Default = TypeVar("Default")
-# Parameters in ``stage_params``, by stage; other stages have none.
-StageParams = Mapping[str, tuple[str, ...]]
+Voice = TypeVar("Voice")
 
 
 def thinker_sampling(
-    request: OmniRequest,
-    generation: Mapping[str, Any],
-    takes: StageParams,
-    *,
-    max_new_tokens: int,
-    instead: Mapping[str, Any] | None = None,
+    request: OmniRequest, generation: Mapping[str, Any], instead: Mapping[str, Any] | None = None
 ) -> RequestSampling:
-    """The request's parameters for the thinker, with defaults from ``generation_config.json``.
+    """The request's parameters for the thinker, with the checkpoint's defaults.
 
     Args:
         generation: The whole ``generation_config.json``.
-        takes: What each stage takes.
-        max_new_tokens: If neither tells.
         instead: Parameters that take the place of the request's own.
 
     Raises:
@@ -38,18 +32,17 @@ def thinker_sampling(
     defaults = generation_settings(generation, prefix="")
     defaults |= generation_settings(generation, prefix="thinker_")
     asked = given({**stage_params(request, "thinker"), **(instead or {})})
-    params = {"max_new_tokens": max_new_tokens, **defaults, **asked}
-    return checked_sampling(params, "thinker", own_params(request, "thinker", takes), prefix="")
+    params = {"max_new_tokens": THINKER_MAX_NEW_TOKENS, **defaults, **asked}
+    return checked_sampling(params, "thinker", own_params(request, "thinker", TEXT_SAMPLING), prefix="")
 
 
 def talker_sampling(
-    request: OmniRequest, generation: Mapping[str, Any], takes: StageParams, defaults: Mapping[str, Any]
+    request: OmniRequest, generation: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> RequestSampling:
     """The request's ``talker_*`` parameters and its seed, with the checkpoint's defaults.
 
     Args:
         generation: The whole ``generation_config.json``.
-        takes: What each stage takes.
         defaults: If neither tells.
 
     Raises:
@@ -57,19 +50,57 @@ def talker_sampling(
     """
     stored = generation_settings(generation, prefix="talker_")
     prefixed = {name: request.params.get(f"talker_{name}") for name in TALKER_SAMPLING}
-    own = own_params(request, "talker", takes)
+    own = own_params(request, "talker", TALKER)
     asked = {"seed": request.params.get("seed"), **given(prefixed), **given(own)}
     return checked_sampling({**defaults, **stored, **asked}, "talker", own, prefix="talker_")
 
 
-def own_params(request: OmniRequest, stage: str, takes: StageParams) -> Mapping[str, Any]:
+def requested_voice(request: OmniRequest, voices: Mapping[str, Voice], default: str) -> Voice:
+    """What a checkpoint has for the requested voice, whose name may be in any case.
+
+    Args:
+        voices: By lower-case name.
+        default: The voice of a request that names none; the first one if the checkpoint has no such voice.
+
+    Raises:
+        RequestError: The checkpoint has no such voice.
+    """
+    params = stage_params(request, "talker")
+    voice = params.get("speaker", params.get("voice"))
+    if voice is None:
+        return voices.get(default, next(iter(voices.values())))
+    if not isinstance(voice, str) or voice.lower() not in voices:
+        raise RequestError(
+            f"there is no speaker {voice!r}; this checkpoint has {', '.join(sorted(voices))}",
+            param="voice",
+            code="unsupported_value",
+        )
+    return voices[voice.lower()]
+
+
+def is_spoken(request: OmniRequest, *, has_talker: bool) -> bool:
+    """Whether the answer is to be spoken.
+
+    Raises:
+        RequestError: It is, and there is no talker.
+    """
+    if not answers_in_speech(request):
+        return False
+    if not has_talker:
+        raise RequestError(
+            "modalities: this model answers in text only", param="modalities", code="unsupported_value"
+        )
+    return True
+
+
+def own_params(request: OmniRequest, stage: str, takes: Sequence[str]) -> Mapping[str, Any]:
     """``stage_params`` of one stage.
 
     Raises:
         RequestError: The stage does not take one of the parameters.
     """
     own = mapping_param(mapping_param(request.params, "stage_params"), stage, "stage_params.")
-    check_names(stage, own, takes.get(stage, ()))
+    check_names(stage, own, takes)
     return own
 
 

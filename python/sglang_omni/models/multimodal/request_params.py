@@ -5,36 +5,27 @@ from __future__ import annotations
 from sglang_omni.preprocessing.request_params import CHAT, TEXT_SAMPLING, RequestParams, TaskParams
 
 TALKER_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-_TALKER = tuple(f"talker_{name}" for name in TALKER_SAMPLING)
+TALKER = (*TALKER_SAMPLING, "seed", "speaker", "voice")
 _VIDEO = ("video_fps", "use_audio_in_video")
-_SPOKEN = ("voice", "speaker", *_TALKER)
+_SPOKEN = ("voice", "speaker", *(f"talker_{name}" for name in TALKER_SAMPLING))
 
 
-def stage_params_with(code2wav: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Parameters in ``stage_params``, by stage; other stages have none.
+def request_params_with(code2wav: tuple[str, ...]) -> RequestParams:
+    """The parameters of each task.
 
     Args:
         code2wav: Those of the codec's stage.
     """
-    return {
-        "preprocess": _VIDEO,
-        "thinker": TEXT_SAMPLING,
-        "talker": (*TALKER_SAMPLING, "seed", "speaker", "voice"),
-        "code2wav": code2wav,
-    }
-
-
-def request_params_with(stages: dict[str, tuple[str, ...]]) -> RequestParams:
-    """The parameters of each task, of a pipeline whose stages take ``stages``."""
+    stages = {"thinker": TEXT_SAMPLING, "talker": TALKER, "code2wav": code2wav}
     return {
         "chat": TaskParams(
             general=(*TEXT_SAMPLING, *CHAT, *_VIDEO, *_SPOKEN),
-            stages=stages,
+            stages={"preprocess": _VIDEO, **stages},
             spoken=(*_SPOKEN, "talker", "code2wav"),
         ),
         "completion": TaskParams(
             general=(*TEXT_SAMPLING, "parse_special_tokens", *_SPOKEN),
-            stages={stage: names for stage, names in stages.items() if stage != "preprocess"},
+            stages=stages,
             spoken=(*_SPOKEN, "talker", "code2wav"),
         ),
     }

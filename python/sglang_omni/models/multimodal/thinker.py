@@ -12,16 +12,16 @@ from tokenizers import Tokenizer
 from sglang_omni.engines import EngineRequest
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.media import ThinkerState
-from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
 from sglang_omni.models.multimodal.joining import MediaJoin
 from sglang_omni.models.multimodal.payloads import ThinkerInput
-from sglang_omni.models.multimodal.positions import MediaTokens
+from sglang_omni.models.multimodal.request import thinker_sampling
 from sglang_omni.models.text_answer import AnswerTexts, new_text, text_chunks, written
 from sglang_omni.models.token_logprobs import all_logprobs, constrained, grammars_for, with_logprobs
 from sglang_omni.preprocessing.request import answers_in_speech
 from sglang_omni.preprocessing.token_bytes import TokenBytes
-from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 
@@ -31,28 +31,22 @@ class MediaThinker(ABC):
     Args:
         tokenizer: The checkpoint's.
         config: The engine's decoder.
-        tokens: Placeholders of media.
         device: Where the thinker computes.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, config: DecoderConfig, tokens: MediaTokens, device: str = "cpu"
+        self,
+        checkpoint: MediaCheckpoint[Any, Any],
+        tokenizer: Tokenizer,
+        config: DecoderConfig,
+        device: str = "cpu",
     ) -> None:
+        self._generation = checkpoint.generation
+        self._config = config
         self._texts = AnswerTexts(tokenizer)
-        self._media = MediaJoin(tokens, device)
+        self._media = MediaJoin(checkpoint.tokens, device)
         self._token_bytes = TokenBytes(tokenizer)
         self._grammars = grammars_for(self._token_bytes, config)
-
-    @abstractmethod
-    def _sampling(self, request: OmniRequest, instead: Mapping[str, Any]) -> RequestSampling:
-        """The request's sampling parameters.
-
-        Args:
-            instead: Parameters that take the place of the request's own.
-
-        Raises:
-            RequestError: A parameter is out of its range.
-        """
 
     @abstractmethod
     def _state(self, payload: StagePayload, data: ThinkerInput) -> ThinkerState | None:
@@ -76,7 +70,8 @@ class MediaThinker(ABC):
         """
         data: ThinkerInput = payload.data
         reading = data.get("reading")
-        sampling = self._sampling(payload.request, {} if reading is None else reading["sampling"])
+        instead = None if reading is None else reading["sampling"]
+        sampling = thinker_sampling(payload.request, self._generation, instead)
         positions = data["positions"]
         state = self._state(payload, data)
         # The payload is kept as long as the request, and must not keep what was copied out of the rows.

@@ -29,17 +29,10 @@ class Qwen25OmniThinkerPipelineConfig(MediaPipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
+    checkpoint_class = Qwen25OmniCheckpoint
 
     name: str | None = "qwen2.5-omni"
     stages: list[StageConfig] = Field(default_factory=thinker_stages)
-
-    def decoder_fields(self, stage: str) -> dict[str, Any] | None:
-        """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""
-        if stage not in ("thinker", "talker"):
-            return None
-        config = Qwen25OmniCheckpoint.from_dir(self.model_path).config
-        fields = config["talker_config"] if stage == "talker" else config["thinker_config"]["text_config"]
-        return dict(fields)
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
@@ -72,7 +65,7 @@ class Qwen25OmniPipelineConfig(Qwen25OmniThinkerPipelineConfig):
     def voices(self) -> tuple[str, ...]:
         """The names of the checkpoint's voices, in lower case."""
         checkpoint = Qwen25OmniCheckpoint.from_dir(self.model_path)
-        checkpoint.require_speech()
+        checkpoint.require_talker()
         return tuple(checkpoint.voices)
 
 
@@ -99,5 +92,5 @@ def default_config(model_path: str, gpus: Sequence[Gpu] | None = None) -> Pipeli
         FileNotFoundError, ValueError: ``model_path`` is not a Qwen2.5-Omni checkpoint.
     """
     checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
-    kind = Qwen25OmniThinkerPipelineConfig if checkpoint.speech is None else Qwen25OmniPipelineConfig
+    kind = Qwen25OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen25OmniPipelineConfig
     return placed(kind(model_path=model_path), gpus)

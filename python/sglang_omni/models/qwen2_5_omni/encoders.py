@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni.models.multimodal.encoding import (
     audio_outputs,
     encoder_scheduler,
+    tiny_picture,
     torch_placement,
     visual_outputs,
 )
-from sglang_omni.models.multimodal.payloads import AudioInput, VisualInput
+from sglang_omni.models.multimodal.payloads import AudioInput
 
 if TYPE_CHECKING:
     from sglang_omni.engines.encoder import EncoderRequest
@@ -52,7 +53,7 @@ def create_image_encoder(
         cache_bytes,
         max_batch_patches,
         num_threads,
-        _tiny_picture(config),
+        tiny_picture(config, config.get("patch_size", 14)),
     )
 
 
@@ -84,21 +85,6 @@ def create_audio_encoder(
     encoder = WindowedAudioEncoder(checkpoint.path, config, *torch_placement(dtype, gpu_id))
     return encoder_scheduler(
         encoder, "audios", audio_outputs, cache_bytes, max_batch_frames, num_threads, _tiny_clip(config)
-    )
-
-
-def _tiny_picture(config: Mapping[str, Any]) -> VisualInput:
-    """An image of 2 x 2 tokens for an encoder with this ``vision_config``."""
-    import torch
-
-    side = 2 * config.get("spatial_merge_size", 2)
-    patch = config.get("temporal_patch_size", 2) * config.get("patch_size", 14) ** 2
-    return VisualInput(
-        kind="image",
-        key=b"warm-up",
-        pixel_values=torch.zeros(side * side, config.get("in_channels", 3) * patch),
-        grid_thw=(1, side, side),
-        seconds_per_grid=None,
     )
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.checkpoint import MediaTokens
 from sglang_omni.models.multimodal.payloads import MediaShape
-from sglang_omni.models.multimodal.positions import MediaRules, PositionLimit, Positions
-from sglang_omni.models.qwen2_5_omni.components.checkpoint import OmniTokens, Qwen25OmniCheckpoint
+from sglang_omni.models.multimodal.positions import MediaRules, Positions
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class TimeAlignedRules(MediaRules):
     seconds_per_chunk: float
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], tokens: OmniTokens) -> TimeAlignedRules:
-        """The thinker's rules, from ``thinker_config`` of ``config.json``."""
+    def from_config(cls, config: Mapping[str, Any], tokens: MediaTokens) -> Self:
         return cls(
             tokens,
             config.get("position_id_per_seconds", 25),
@@ -120,19 +119,6 @@ class TimeAlignedRules(MediaRules):
 def convolved(frames: int) -> int:
     """The length of ``frames`` mel frames after the audio encoder's convolution of stride 2."""
     return (frames - 1) // 2 + 1
-
-
-def position_limits(checkpoint: Qwen25OmniCheckpoint, rules: TimeAlignedRules) -> dict[str, PositionLimit]:
-    """The limits of a checkpoint's decoders, by decoder. ``rules`` are the thinker's."""
-    text = checkpoint.thinker_config["text_config"]
-    parts: dict[str, tuple[Mapping[str, Any], TimeAlignedRules]] = {"thinker": (text, rules)}
-    if checkpoint.speech is not None:
-        talker = checkpoint.config["talker_config"]
-        parts["talker"] = (talker, rules.for_talker(talker))
-    return {
-        name: PositionLimit(name, own_rules, int(config.get("max_position_embeddings", 32_768)))
-        for name, (config, own_rules) in parts.items()
-    }
 
 
 def _chunks(times: NDArray[Any], per_chunk: int) -> list[int]:

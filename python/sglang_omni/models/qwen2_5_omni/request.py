@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal import request as request_params
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.request_params import REQUEST_PARAMS, STAGE_PARAMS
-from sglang_omni.preprocessing.request import answers_in_speech, stage_params
+from sglang_omni.models.qwen2_5_omni.request_params import CODE2WAV, REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.proto import OmniRequest, RequestError
 
 # Defaults of transformers' ``generate`` for this model.
 DEFAULT_SPEAKER = "chelsie"
-THINKER_MAX_NEW_TOKENS = 1024
 # Codes of a speech that is decoded at once (30 s): its attention takes memory by the square of their number.
 REFERENCE_CODES = 1500
 _TALKER_DEFAULTS: dict[str, Any] = {
@@ -40,22 +37,9 @@ class WaveOptions(NamedTuple):
     seed: int
 
 
-def thinker_sampling(
-    request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, instead: Mapping[str, Any] | None = None
-) -> RequestSampling:
-    """As of ``multimodal.request``."""
-    return request_params.thinker_sampling(
-        request,
-        checkpoint.generation,
-        STAGE_PARAMS,
-        max_new_tokens=THINKER_MAX_NEW_TOKENS,
-        instead=instead,
-    )
-
-
 def talker_sampling(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> RequestSampling:
-    """As of ``multimodal.request``."""
-    return request_params.talker_sampling(request, checkpoint.generation, STAGE_PARAMS, _TALKER_DEFAULTS)
+    """As of ``multimodal.request``, with this model's defaults."""
+    return request_params.talker_sampling(request, checkpoint.generation, _TALKER_DEFAULTS)
 
 
 def voice_of(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> str:
@@ -64,18 +48,7 @@ def voice_of(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> str:
     Raises:
         RequestError: The checkpoint has no such voice.
     """
-    voices = checkpoint.voices
-    params = stage_params(request, "talker")
-    voice = params.get("speaker", params.get("voice"))
-    if voice is None:
-        return voices.get(DEFAULT_SPEAKER, next(iter(voices.values())))
-    if not isinstance(voice, str) or voice.lower() not in voices:
-        raise RequestError(
-            f"there is no speaker {voice!r}; this checkpoint has {', '.join(sorted(voices))}",
-            param="voice",
-            code="unsupported_value",
-        )
-    return voices[voice.lower()]
+    return request_params.requested_voice(request, checkpoint.voices, DEFAULT_SPEAKER)
 
 
 def wave_options(request: OmniRequest) -> WaveOptions:
@@ -85,7 +58,7 @@ def wave_options(request: OmniRequest) -> WaveOptions:
     Raises:
         RequestError: A value is out of its range.
     """
-    own = request_params.own_params(request, "code2wav", STAGE_PARAMS)
+    own = request_params.own_params(request, "code2wav", CODE2WAV)
     chunking = own.get("chunking", "blocks")
     if chunking not in ("blocks", "reference"):
         raise RequestError(
@@ -108,13 +81,9 @@ def check_params(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, *, has_
             acceptable.
     """
     check_request(request, REQUEST_PARAMS)
-    thinker_sampling(request, checkpoint)
-    if not answers_in_speech(request):
+    request_params.thinker_sampling(request, checkpoint.generation)
+    if not request_params.is_spoken(request, has_talker=has_talker and checkpoint.talker is not None):
         return
-    if not has_talker or checkpoint.speech is None:
-        raise RequestError(
-            "modalities: this model answers in text only", param="modalities", code="unsupported_value"
-        )
     if request.params.get("tools"):
         raise RequestError(
             "tools: this model's talker reads an answer as it is written, calls too: ask for text only",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.multimodal.request_params import request_params_with, stage_params_with
+from sglang_omni.models.multimodal.request_params import request_params_with
 from sglang_omni.preprocessing.request_params import RequestParams
 
-STAGE_PARAMS = stage_params_with(("chunking", "seed"))
-REQUEST_PARAMS: RequestParams = request_params_with(STAGE_PARAMS)
+CODE2WAV = ("chunking", "seed")
+REQUEST_PARAMS: RequestParams = request_params_with(CODE2WAV)

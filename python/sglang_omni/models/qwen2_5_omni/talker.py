@@ -8,7 +8,7 @@ import torch
 
 from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
-from sglang_omni.models.multimodal.payloads import MediaShape, TalkerInput
+from sglang_omni.models.multimodal.payloads import TalkerInput, no_media
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
 from sglang_omni.models.qwen2_5_omni.components.voices import FILE, load_voices
@@ -29,7 +29,7 @@ class RowsTalker:
 
     def __init__(self, checkpoint: Qwen25OmniCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._speech = checkpoint.require_speech()
+        self._speech = checkpoint.require_talker()
         self._voices = load_voices(checkpoint.path / FILE)
         rules = TimeAlignedRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._rules = rules.for_talker(checkpoint.config["talker_config"])
@@ -65,15 +65,8 @@ class RowsTalker:
 
     def warm_up_requests(self) -> list[EngineRequest]:
         """A prompt of three tokens and an answer of three codes: a prefill, and decodes."""
-        media = MediaShape(
-            image_grids=[],
-            video_grids=[],
-            video_seconds_per_grid=[],
-            audio_frames=[],
-            use_audio_in_video=False,
-        )
         asked = OmniRequest(None, {"talker_max_new_tokens": 3})
-        payload = StagePayload("warm-up", asked, TalkerInput(prompt_token_ids=[0, 0, 0], media=media))
+        payload = StagePayload("warm-up", asked, TalkerInput(prompt_token_ids=[0, 0, 0], media=no_media()))
         request = self.build_request(payload)
         state = _state_of(request)
         width = int(self._checkpoint.thinker_config["text_config"]["hidden_size"])

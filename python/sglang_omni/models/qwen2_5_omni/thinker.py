@@ -6,49 +6,25 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest
-from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.media import ThinkerState
-from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal.payloads import ThinkerInput
 from sglang_omni.models.multimodal.thinker import MediaThinker
-from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.payloads import ThinkerRows
-from sglang_omni.models.qwen2_5_omni.request import thinker_sampling
 from sglang_omni.preprocessing.request import answers_in_speech
-from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.proto import StagePayload
 
 
 class RowsThinker(MediaThinker):
     """A ``MediaThinker`` that streams ``ThinkerRows``."""
-
-    def __init__(
-        self,
-        checkpoint: Qwen25OmniCheckpoint,
-        tokenizer: Tokenizer,
-        config: DecoderConfig,
-        device: str = "cpu",
-    ) -> None:
-        """
-        Args:
-            config: The engine's decoder.
-            device: Where the thinker computes.
-        """
-        super().__init__(tokenizer, config, checkpoint.tokens, device)
-        self._checkpoint = checkpoint
-        self._hidden_size = config.hidden_size
-
-    def _sampling(self, request: OmniRequest, instead: Mapping[str, Any]) -> RequestSampling:
-        return thinker_sampling(request, self._checkpoint, instead)
 
     def _state(self, payload: StagePayload, data: ThinkerInput) -> ThinkerState | None:
         state = self._media.state(data, wants_hidden=False)
         if answers_in_speech(payload.request):
             if state is None:
                 nowhere = torch.zeros(0, dtype=torch.int64)
-                state = ThinkerState(nowhere, torch.zeros(0, self._hidden_size), nowhere)
+                state = ThinkerState(nowhere, torch.zeros(0, self._config.hidden_size), nowhere)
             state.wants_rows = True
         return state
 
@@ -58,6 +34,6 @@ class RowsThinker(MediaThinker):
         assert isinstance(request.state, ThinkerState)
         parts = request.state.take_rows()
         if not parts:
-            parts = [torch.zeros(0, self._hidden_size)]
+            parts = [torch.zeros(0, self._config.hidden_size)]
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         return ThinkerRows(token_ids=new_token_ids, rows=rows)

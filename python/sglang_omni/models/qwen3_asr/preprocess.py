@@ -12,10 +12,10 @@ from sglang_omni.models.qwen3_asr.components.answer import LANGUAGES, TEXT_MARK,
 from sglang_omni.models.qwen3_asr.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.deadline import never, until_aborted
 from sglang_omni.preprocessing.media import media_bytes
-from sglang_omni.preprocessing.request import named_inputs, stage_params, task_of
+from sglang_omni.preprocessing.request import named_inputs, stage_params, task_of, without_inputs
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
-from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+from sglang_omni.proto import RequestError, StagePayload
 
 # The model was made for names and terms to expect, and some sentences around them.
 MAX_CONTEXT_CHARS = 16_384
@@ -88,8 +88,7 @@ class Qwen3ASRPreprocessor:
             after=encode(f"<|audio_end|><|im_end|>\n<|im_start|>assistant\n{told}"),
             language=language,
         )
-        slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
-        return StagePayload(payload.request_id, slim, data)
+        return without_inputs(payload, data)
 
 
 def _language(given: Any) -> str | None:

@@ -29,16 +29,10 @@ class Qwen3OmniThinkerPipelineConfig(MediaPipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
+    checkpoint_class = Qwen3OmniCheckpoint
 
     name: str | None = "qwen3-omni"
     stages: list[StageConfig] = Field(default_factory=thinker_stages)
-
-    def decoder_fields(self, stage: str) -> dict[str, Any] | None:
-        """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""
-        if stage not in ("thinker", "talker"):
-            return None
-        fields: dict[str, Any] = Qwen3OmniCheckpoint.from_dir(self.model_path).config[f"{stage}_config"]
-        return dict(fields["text_config"])
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What one rank of a stage wants of a GPU; ``config.memory`` asks."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni.models.multimodal.encoding import (
     audio_outputs,
     encoder_scheduler,
+    tiny_picture,
     torch_placement,
     visual_outputs,
 )
-from sglang_omni.models.multimodal.payloads import AudioInput, VisualInput
+from sglang_omni.models.multimodal.payloads import AudioInput
 
 if TYPE_CHECKING:
     from sglang_omni.engines.encoder import EncoderRequest
@@ -47,7 +48,13 @@ def create_image_encoder(
     encoder = VisionEncoder(checkpoint.path, config, *torch_placement(dtype, gpu_id))
 
     return encoder_scheduler(
-        encoder, "visuals", visual_outputs, cache_bytes, max_batch_patches, num_threads, tiny_picture(config)
+        encoder,
+        "visuals",
+        visual_outputs,
+        cache_bytes,
+        max_batch_patches,
+        num_threads,
+        tiny_picture(config, config["patch_size"]),
     )
 
 
@@ -81,26 +88,11 @@ def create_audio_encoder(
     )
 
     return encoder_scheduler(
-        encoder, "audios", audio_outputs, cache_bytes, max_batch_frames, num_threads, tiny_clip(config)
+        encoder, "audios", audio_outputs, cache_bytes, max_batch_frames, num_threads, _tiny_clip(config)
     )
 
 
-def tiny_picture(config: Mapping[str, Any]) -> VisualInput:
-    """An image of 2 x 2 tokens for an encoder with this ``vision_config``."""
-    import torch
-
-    side = 2 * config.get("spatial_merge_size", 2)
-    numbers = config.get("in_channels", 3) * config.get("temporal_patch_size", 2) * config["patch_size"] ** 2
-    return VisualInput(
-        kind="image",
-        key=b"warm-up",
-        pixel_values=torch.zeros(side * side, numbers),
-        grid_thw=(1, side, side),
-        seconds_per_grid=None,
-    )
-
-
-def tiny_clip(config: Mapping[str, Any]) -> AudioInput:
+def _tiny_clip(config: Mapping[str, Any]) -> AudioInput:
     """A clip of one full piece for an encoder with this ``audio_config``."""
     import torch
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.multimodal.checkpoint import MediaTokens
 from sglang_omni.models.multimodal.payloads import MediaShape
-from sglang_omni.models.multimodal.positions import MediaRules, PositionLimit, Positions, convolved
-from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TokenIds
+from sglang_omni.models.multimodal.positions import MediaRules, Positions, convolved
 
 # Positions a second, by which a video's tokens are interleaved with those of its sound.
 SOUND_RATE = 13.0
@@ -35,8 +35,7 @@ class PositionRules(MediaRules):
     audio_window: int
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], tokens: TokenIds) -> PositionRules:
-        """The thinker's rules, from ``thinker_config`` of ``config.json``."""
+    def from_config(cls, config: Mapping[str, Any], tokens: MediaTokens) -> Self:
         return cls(
             tokens,
             config.get("position_id_per_seconds", 25),
@@ -84,19 +83,6 @@ def interleave(video_times: NDArray[Any], num_audio: int) -> NDArray[np.int64]:
     times 0, 1, ... At equal times the video comes first."""
     times = np.concatenate([video_times, np.arange(num_audio)])
     return np.argsort(times, kind="stable")
-
-
-def position_limits(checkpoint: Qwen3OmniCheckpoint, rules: PositionRules) -> dict[str, PositionLimit]:
-    """The limits of a checkpoint's decoders that have one, by decoder. ``rules`` are the thinker's."""
-    parts = {"thinker": (checkpoint.thinker_config, rules)}
-    if checkpoint.talker is not None:
-        talker = checkpoint.config["talker_config"]
-        parts["talker"] = (talker, rules.for_talker(talker))
-    return {
-        name: PositionLimit(name, own_rules, int(num_positions))
-        for name, (config, own_rules) in parts.items()
-        if (num_positions := config["text_config"].get("max_position_embeddings")) is not None
-    }
 
 
 class _Pieces:

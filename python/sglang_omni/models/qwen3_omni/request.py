@@ -9,15 +9,13 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal import request as request_params
 from sglang_omni.models.multimodal.request import Default
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TalkerSettings
-from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS, STAGE_PARAMS
-from sglang_omni.preprocessing.request import answers_in_speech, stage_params
+from sglang_omni.models.qwen3_omni.request_params import CODE2WAV, REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
 
 # Defaults of transformers' ``generate`` for this model.
 DEFAULT_SPEAKER = "ethan"
-THINKER_MAX_NEW_TOKENS = 1024
 _TALKER_DEFAULTS: dict[str, Any] = {
     "temperature": 0.9,
     "top_k": 50,
@@ -27,22 +25,9 @@ _TALKER_DEFAULTS: dict[str, Any] = {
 }
 
 
-def thinker_sampling(
-    request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, instead: Mapping[str, Any] | None = None
-) -> RequestSampling:
-    """As of ``multimodal.request``."""
-    return request_params.thinker_sampling(
-        request,
-        checkpoint.generation,
-        STAGE_PARAMS,
-        max_new_tokens=THINKER_MAX_NEW_TOKENS,
-        instead=instead,
-    )
-
-
 def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> RequestSampling:
-    """As of ``multimodal.request``."""
-    return request_params.talker_sampling(request, checkpoint.generation, STAGE_PARAMS, _TALKER_DEFAULTS)
+    """As of ``multimodal.request``, with this model's defaults."""
+    return request_params.talker_sampling(request, checkpoint.generation, _TALKER_DEFAULTS)
 
 
 def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
@@ -51,17 +36,7 @@ def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
     Raises:
         RequestError: The checkpoint has no such speaker.
     """
-    params = stage_params(request, "talker")
-    voice = params.get("speaker", params.get("voice"))
-    if voice is None:
-        return talker.speakers.get(DEFAULT_SPEAKER, next(iter(talker.speakers.values())))
-    if not isinstance(voice, str) or voice.lower() not in talker.speakers:
-        raise RequestError(
-            f"there is no speaker {voice!r}; this checkpoint has {', '.join(sorted(talker.speakers))}",
-            param="voice",
-            code="unsupported_value",
-        )
-    return talker.speakers[voice.lower()]
+    return request_params.requested_voice(request, talker.speakers, DEFAULT_SPEAKER)
 
 
 def check_params(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_talker: bool) -> None:
@@ -75,16 +50,11 @@ def check_params(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_t
             acceptable.
     """
     check_request(request, REQUEST_PARAMS)
-    thinker_sampling(request, checkpoint)
-    if not answers_in_speech(request):
-        return
-    if not has_talker or checkpoint.talker is None:
-        raise RequestError(
-            "modalities: this model answers in text only", param="modalities", code="unsupported_value"
-        )
-    speaker_id(request, checkpoint.talker)
-    talker_sampling(request, checkpoint)
-    code2wav_chunking(request, REFERENCE_CHUNKING)
+    request_params.thinker_sampling(request, checkpoint.generation)
+    if request_params.is_spoken(request, has_talker=has_talker and checkpoint.talker is not None):
+        speaker_id(request, checkpoint.require_talker())
+        talker_sampling(request, checkpoint)
+        code2wav_chunking(request, REFERENCE_CHUNKING)
 
 
 def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
@@ -95,7 +65,7 @@ def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
         RequestError: A value is out of its range.
     """
     where = "stage_params.code2wav"
-    own = request_params.own_params(request, "code2wav", STAGE_PARAMS)
+    own = request_params.own_params(request, "code2wav", CODE2WAV)
     kind = own.get("chunking", "gapless")
     if kind not in ("gapless", "reference"):
         raise RequestError(

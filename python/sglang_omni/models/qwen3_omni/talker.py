@@ -8,7 +8,7 @@ import torch
 
 from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
-from sglang_omni.models.multimodal.payloads import MediaShape, TalkerInput
+from sglang_omni.models.multimodal.payloads import TalkerInput, no_media
 from sglang_omni.models.multimodal.positions import MediaRules
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.talker_prompt import talker_prompt
@@ -67,15 +67,8 @@ class Talker:
         """A turn of one token and an answer of three frames: a prefill, decodes, and the code predictor."""
         tokens = self._checkpoint.tokens
         ids = [tokens.im_start, tokens.user, tokens.user, tokens.im_start, tokens.assistant, tokens.user]
-        media = MediaShape(
-            image_grids=[],
-            video_grids=[],
-            video_seconds_per_grid=[],
-            audio_frames=[],
-            use_audio_in_video=False,
-        )
         asked = OmniRequest(None, {"talker_max_new_tokens": 4})
-        payload = StagePayload("warm-up", asked, TalkerInput(prompt_token_ids=ids, media=media))
+        payload = StagePayload("warm-up", asked, TalkerInput(prompt_token_ids=ids, media=no_media()))
         request = self.build_request(payload)
         state = _state_of(request)
         state.feed([tokens.user, tokens.user])

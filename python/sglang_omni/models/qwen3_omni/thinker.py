@@ -5,42 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from sglang_omni.engines import EngineRequest
-from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.media import ThinkerState
-from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal.payloads import ThinkerInput
 from sglang_omni.models.multimodal.thinker import MediaThinker
-from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.payloads import ThinkerText
-from sglang_omni.models.qwen3_omni.request import thinker_sampling
 from sglang_omni.models.text_answer import ReadText, text_of
 from sglang_omni.preprocessing.request import answers_in_speech
-from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.proto import StagePayload
 
 
 class Qwen3OmniThinker(MediaThinker):
     """A ``MediaThinker`` that streams ``ThinkerText``."""
-
-    def __init__(
-        self,
-        checkpoint: Qwen3OmniCheckpoint,
-        tokenizer: Tokenizer,
-        config: DecoderConfig,
-        device: str = "cpu",
-    ) -> None:
-        """
-        Args:
-            config: The engine's decoder.
-            device: Where the thinker computes.
-        """
-        super().__init__(tokenizer, config, checkpoint.tokens, device)
-        self._checkpoint = checkpoint
-
-    def _sampling(self, request: OmniRequest, instead: Mapping[str, Any]) -> RequestSampling:
-        return thinker_sampling(request, self._checkpoint, instead)
 
     def _state(self, payload: StagePayload, data: ThinkerInput) -> ThinkerState | None:
         return self._media.state(data, wants_hidden=answers_in_speech(payload.request))

@@ -21,6 +21,7 @@ from sglang_omni.preprocessing.request import (
     named_inputs,
     stage_params,
     task_of,
+    without_inputs,
 )
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
@@ -117,8 +118,7 @@ class SpeechChatPreprocessor:
                 deadline = Deadline(self._limits.decode_seconds, param="file", check=check)
                 source = _given(inputs, "audio", "file")
                 data = {"audio": self._media(MediaPart("audio", source, "file"), deadline)}
-        slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
-        return StagePayload(payload.request_id, slim, data)
+        return without_inputs(payload, data)
 
     def _chat(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> dict[str, Any]:
         messages, audio = parse_messages(inputs.get("messages"), _TAKES)

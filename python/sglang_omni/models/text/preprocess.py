@@ -14,6 +14,7 @@ from sglang_omni.preprocessing.request import (
     named_inputs,
     stage_params,
     task_of,
+    without_inputs,
 )
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.preprocessing.text import PromptEncoder
@@ -64,8 +65,7 @@ class TextPreprocessor:
         else:
             token_ids = encode_completion(self._prompts, inputs, request, check)
         self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
-        slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
-        return StagePayload(payload.request_id, slim, {**data, "prompt_token_ids": token_ids})
+        return without_inputs(payload, {**data, "prompt_token_ids": token_ids})
 
 
 def encode_completion(

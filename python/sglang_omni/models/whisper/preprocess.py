@@ -13,10 +13,10 @@ from sglang_omni.models.whisper.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.languages import language_code
 from sglang_omni.preprocessing.media import media_bytes
-from sglang_omni.preprocessing.request import named_inputs, stage_params, task_of
+from sglang_omni.preprocessing.request import named_inputs, stage_params, task_of, without_inputs
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
-from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+from sglang_omni.proto import RequestError, StagePayload
 
 # Many times the part that the model reads.
 MAX_PROMPT_LENGTH = 16_384
@@ -88,8 +88,7 @@ class WhisperPreprocessor:
             temperature=float(params.get("temperature") or 0.0),
             seed=params.get("seed"),
         )
-        slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
-        return StagePayload(payload.request_id, slim, data)
+        return without_inputs(payload, data)
 
     def _language(self, given: Any) -> str | None:
         known = self._checkpoint.tokens.languages

@@ -44,5 +44,5 @@ def talker_decoder(checkpoint: Qwen25OmniCheckpoint, strategy: FeedbackStrategy)
         ),
         component="talker.model.",
         strategy=strategy,
-        suppress_token_ids=checkpoint.require_speech().suppressed(config.vocab_size),
+        suppress_token_ids=checkpoint.require_talker().suppressed(config.vocab_size),
     )

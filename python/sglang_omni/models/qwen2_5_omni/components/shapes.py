@@ -26,7 +26,7 @@ def talker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:
     Raises:
         ValueError: The checkpoint has no talker.
     """
-    speech = checkpoint.require_speech()
+    speech = checkpoint.require_talker()
     fields = {**checkpoint.config["talker_config"], "model_type": DENSE_TALKER}
     fields.pop("tie_word_embeddings", None)
     return DecoderConfig.from_dict({"head_dim": 128, **fields, "eos_token_id": list(speech.ends)})

@@ -59,7 +59,7 @@ class RowsTalkerStrategy:
         Raises:
             FileNotFoundError, ValueError: The checkpoint has no talker, or a tensor is missing or misshapen.
         """
-        tokens = checkpoint.require_speech()
+        tokens = checkpoint.require_talker()
         config = talker_config(checkpoint)
         text = checkpoint.thinker_config["text_config"]
         width, vocab_size = int(text["hidden_size"]), int(text["vocab_size"])

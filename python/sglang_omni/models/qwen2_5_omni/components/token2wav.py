@@ -39,7 +39,7 @@ def load_token2wav(checkpoint: Qwen25OmniCheckpoint, device: str) -> Token2Wav:
     Raises:
         FileNotFoundError, ValueError: The component is missing or incomplete.
     """
-    checkpoint.require_speech()
+    checkpoint.require_talker()
     codec = checkpoint.config["token2wav_config"]
     # The blocks' masks need this attention, whatever a checkpoint names.
     dit = Qwen2_5OmniDiTConfig(**{**codec["dit_config"], "attn_implementation": "sdpa"})

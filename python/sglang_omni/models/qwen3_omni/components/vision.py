@@ -9,21 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_omni.engines.cache import ItemOutput
-from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.model_runner.loader import load_component
-from sglang_omni.models.multimodal.packed_attention import load_varlen, segments
-from sglang_omni.models.multimodal.payloads import VisualInput
+from sglang_omni.models.multimodal.packed_attention import segments
+from sglang_omni.models.multimodal.vision_tower import VisualEncoder
 
 _PREFIX = "thinker.visual."
 
 
-class VisionEncoder:
-    """transformers' ``Qwen3OmniMoeVisionEncoder`` for batches of images and videos; costs are in patches.
-
-    The output of an item are the input rows of its placeholders, (t * h * w / merge ** 2, H), followed by a
-    tensor of the same shape for each deepstack level.
-    """
+class VisionEncoder(VisualEncoder):
+    """A ``VisualEncoder`` over transformers' ``Qwen3OmniMoeVisionEncoder``."""
 
     def __init__(
         self, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
@@ -43,36 +37,13 @@ class VisionEncoder:
         def build() -> Qwen3OmniMoeVisionEncoder:
             return Qwen3OmniMoeVisionEncoder(Qwen3OmniMoeVisionEncoderConfig(**settings))
 
-        self._model = load_component(model_path, _PREFIX, build, dtype, device)
-        self._dtype = dtype
-        self._device = device
-        heads, hidden = self._model.config.num_heads, self._model.config.hidden_size
-        self._varlen = load_varlen(device, dtype, heads, hidden // heads)
+        super().__init__(load_component(model_path, _PREFIX, build, dtype, device), dtype, device)
 
-    def info(self, item: VisualInput) -> ItemInfo:
-        return ItemInfo(item["key"], cost=len(item["pixel_values"]))
-
-    @torch.inference_mode()
-    def encode(self, items: Sequence[VisualInput]) -> list[ItemOutput]:
-        # Copied as they are: on its way to a GPU, a tensor of another type would be converted by the CPU.
-        patches = [item["pixel_values"].to(self._device, non_blocking=True) for item in items]
-        pixels = patches[0] if len(patches) == 1 else torch.cat(patches)
-        grids = [item["grid_thw"] for item in items]
-        sizes = torch.tensor(grids)
+    def _levels(self, pixels: Tensor, sizes: Tensor, frames: Sequence[int]) -> list[Tensor]:
         places = {name: place.to(self._device) for name, place in self._places(sizes).items()}
-        frames = [h * w for t, h, w in grids for _ in range(t)]
         with segments(frames, self._device, self._varlen) as cu_seqlens:
-            output = self._model(pixels.to(self._dtype), sizes, cu_seqlens=cu_seqlens, **places)
-        levels = [output.pooler_output, *output.deepstack_features]
-        if len(items) == 1:
-            return [tuple(levels)]
-        merge = self._model.spatial_merge_unit
-        rows = [len(item["pixel_values"]) // merge for item in items]
-        # Copies, because a cached item must not keep the whole batch.
-        return [
-            tuple(part.clone() for part in parts)
-            for parts in zip(*(level.split(rows) for level in levels), strict=True)
-        ]
+            output = self._model(pixels, sizes, cu_seqlens=cu_seqlens, **places)
+        return [output.pooler_output, *output.deepstack_features]
 
     def _places(self, sizes: Tensor) -> dict[str, Tensor]:
         """Each patch's place in its frame, on the host, where the sizes (n, 3) are."""

@@ -1,0 +1,128 @@
+"""Settings of a checkpoint that sees, hears and may speak, read without importing torch."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+
+@dataclass(frozen=True)
+class MediaTokens:
+    """Token ids in the thinker's vocabulary; the defaults are those of transformers."""
+
+    audio: int = 151646
+    image: int = 151655
+    video: int = 151656
+    vision_start: int = 151652
+    audio_start: int = 151647
+
+    @property
+    def media(self) -> frozenset[int]:
+        """Placeholders of media, whose input rows come from encoders."""
+        return frozenset((self.audio, self.image, self.video))
+
+
+Tokens = TypeVar("Tokens", bound=MediaTokens)
+Talker = TypeVar("Talker")
+
+
+@dataclass(frozen=True)
+class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
+    """A checkpoint's directory, and what ``config.json`` and ``generation_config.json`` there say.
+
+    Attributes:
+        model, model_type: The model's name, and ``model_type`` of its ``config.json``.
+        thinker_parts: What ``thinker_config`` must have.
+        config: The whole ``config.json``, of which components read their own parts.
+        generation: The whole ``generation_config.json``; empty if there is none.
+        tokens: Special tokens of the thinker.
+        talker: The talker's settings; None if the checkpoint answers in text only.
+    """
+
+    model: ClassVar[str]
+    model_type: ClassVar[str]
+    thinker_parts: ClassVar[tuple[str, ...]]
+
+    path: Path
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    tokens: Tokens
+    talker: Talker | None
+
+    @classmethod
+    def from_dir(cls, model_path: str | Path) -> Self:
+        """
+        Raises:
+            FileNotFoundError: There is no ``config.json``.
+            ValueError: The checkpoint is that of another model, or incomplete.
+        """
+        directory = Path(model_path).expanduser()
+        path = directory / "config.json"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{directory} is no {cls.model} checkpoint: it has no config.json; give the directory that "
+                "holds it beside the safetensors files"
+            )
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if config.get("model_type") != cls.model_type:
+            raise ValueError(
+                f"{path} is of model_type {config.get('model_type')!r}; {cls.model}'s is {cls.model_type!r}"
+            )
+        thinker = cls._part(config, "thinker_config", path)
+        for name in cls.thinker_parts:
+            cls._part(thinker, name, path)
+        generation_path = directory / "generation_config.json"
+        generation = (
+            json.loads(generation_path.read_text(encoding="utf-8")) if generation_path.is_file() else {}
+        )
+        speaks = config.get("enable_audio_output", True) and config.get("talker_config")
+        talker = cls._talker_of(config, path) if speaks else None
+        return cls(directory, config, generation, cls._tokens_of(config), talker)
+
+    @classmethod
+    @abstractmethod
+    def _tokens_of(cls, config: Mapping[str, Any]) -> Tokens:
+        """The thinker's special tokens, from the whole ``config.json``."""
+
+    @classmethod
+    @abstractmethod
+    def _talker_of(cls, config: Mapping[str, Any], path: Path) -> Talker:
+        """The talker's settings, from the whole ``config.json``, which is at ``path``.
+
+        Raises:
+            ValueError: Some are missing.
+        """
+
+    @classmethod
+    def _part(cls, config: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
+        part = config.get(name)
+        if not isinstance(part, Mapping):
+            raise ValueError(f"{path} has no {name}: it is no complete {cls.model} checkpoint")
+        return part
+
+    @property
+    def thinker_config(self) -> Mapping[str, Any]:
+        return self.config["thinker_config"]
+
+    def decoder_fields(self, decoder: str) -> Mapping[str, Any]:
+        """What ``config.json`` says of the layers of the ``"thinker"`` or the ``"talker"``."""
+        part = self.config[f"{decoder}_config"]
+        # A talker may have them at its top.
+        fields: Mapping[str, Any] = part.get("text_config", part)
+        return fields
+
+    def require_talker(self) -> Talker:
+        """
+        Raises:
+            ValueError: The checkpoint has no talker.
+        """
+        if self.talker is None:
+            raise ValueError(
+                f"{self.path} answers in text alone: its config.json has enable_audio_output false or no "
+                "talker_config; serve it with the text pipeline"
+            )
+        return self.talker

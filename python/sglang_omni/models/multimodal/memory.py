@@ -1,0 +1,112 @@
+"""What a thinker, a talker and encoders of media take of a GPU. Estimates are rounded up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_omni.config.memory import MIB, MemoryDemand
+from sglang_omni.config.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
+from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.models.memory import decoder_demand, dtype_of, weights_and_loading
+from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
+
+Checkpoint = MediaCheckpoint[Any, Any]
+
+# cuDNN, cuBLAS and what an allocator keeps.
+LIBRARIES = 256 * MIB
+_THINKER = ("thinker.model.", "thinker.lm_head.")
+_TALKER, _TALKER_LAYERS = "talker.", "talker.model.layers."
+# The talker's prompts are short, and its workspace is better spent on the thinker's KV.
+_TALKER_STEPS = (2048,)
+# Codes or frames that a request may ask for unless the checkpoint or the request says otherwise.
+_TOKENS_PER_SPEECH = 4096
+
+
+def thinker_demand(
+    checkpoint: Checkpoint, config: DecoderConfig, args: Mapping[str, Any], stored_item: float | None
+) -> MemoryDemand:
+    """The demand of one rank of a thinker. If there is a talker (``speech``), hidden states are kept beside
+    the KV.
+
+    Args:
+        checkpoint: The model.
+        config: The thinker's shape.
+        args: What its factory gets.
+        stored_item: As in ``weights_and_loading``.
+    """
+    weights, loading = weights_and_loading(tensor_sizes(checkpoint.path), _THINKER, args, stored_item)
+    hidden = config.hidden_size * ITEM_BYTES[dtype_of(args)] if args.get("speech") else 0
+    return decoder_demand(config, args, weights, loading=loading, extra_token_bytes=hidden, weight=4)
+
+
+def talker_demand(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    args: Mapping[str, Any],
+    stored_item: float | None,
+    max_running_requests: int,
+) -> MemoryDemand:
+    """The demand of a talker, with all of its weights. The thinker's embeddings stay in the checkpoint's
+    file.
+
+    Args:
+        checkpoint: The model.
+        config: The talker's shape.
+        args: What its factory gets.
+        stored_item: As in ``weights_and_loading``, of its layers.
+        max_running_requests: The default.
+    """
+    sizes = tensor_sizes(checkpoint.path)
+    layers, loading = weights_and_loading(sizes, (_TALKER_LAYERS,), args, stored_item)
+    whole = loaded_bytes(sizes, (_TALKER,), dtype=dtype_of(args))
+    others = whole - loaded_bytes(sizes, (_TALKER_LAYERS,), dtype=dtype_of(args))
+    running = int(args.get("max_running_requests") or max_running_requests)
+    return decoder_demand(
+        config,
+        args,
+        layers + others,
+        loading=loading + others if loading else 0,
+        max_running_requests=max_running_requests,
+        steps=_TALKER_STEPS,
+        most_tokens=running * _TOKENS_PER_SPEECH,
+    )
+
+
+def image_encoder_demand(checkpoint: Checkpoint, args: Mapping[str, Any], *, inner_rows: int) -> MemoryDemand:
+    """The demand of the encoder of images and videos.
+
+    Args:
+        checkpoint: The model.
+        args: What its factory gets.
+        inner_rows: Rows of an MLP's inner size that exist for a patch at the same time.
+    """
+    vision = checkpoint.thinker_config["vision_config"]
+    patches = int(args.get("max_batch_patches") or 16_384)
+    # The residual, the norm, q, k, v, their rotated copies and the attention's output; the MLP's inner rows.
+    width = 8 * int(vision["hidden_size"]) + inner_rows * int(vision["intermediate_size"])
+    return _encoder(checkpoint, args, "thinker.visual.", 3 * patches * width // 2, 512_000_000)
+
+
+def audio_encoder_demand(checkpoint: Checkpoint, args: Mapping[str, Any], elements: int) -> MemoryDemand:
+    """The demand of the encoder of sound.
+
+    Args:
+        checkpoint: The model.
+        args: What its factory gets.
+        elements: Numbers that it computes with at the same time.
+    """
+    return _encoder(checkpoint, args, "thinker.audio_tower.", elements, 256_000_000)
+
+
+def _encoder(
+    checkpoint: Checkpoint, args: Mapping[str, Any], prefix: str, elements: int, cache_bytes: int
+) -> MemoryDemand:
+    cache = args.get("cache_bytes")
+    return MemoryDemand(
+        weights=loaded_bytes(tensor_sizes(checkpoint.path), (prefix,), dtype=dtype_of(args)),
+        # The cached outputs stay on the GPU.
+        workspace=LIBRARIES
+        + elements * ITEM_BYTES[dtype_of(args)]
+        + (cache_bytes if cache is None else int(cache)),
+    )
