@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from csm_oracle import CsmOracle
 from graph_recorders import FakeRecorder
 
 from sglang_omni.models.codecs import streamed
-from sglang_omni.models.codecs.mimi import Mimi, MimiEncoder, VoiceRecording
+from sglang_omni.models.codecs.mimi import MimiEncoder, StreamedMimi, VoiceRecording
 
 FRAMES, STREAMS = 33, 3
 # Of samples within [-1, 1]: the rounding of convolutions over longer or shorter inputs.
@@ -16,8 +20,17 @@ CLOSE = {"rtol": 0.0, "atol": 1e-5}
 
 
 @pytest.fixture(scope="module")
-def codec(csm: CsmOracle) -> Mimi:
-    return Mimi(csm.model.codec_model)
+def codec(csm: CsmOracle) -> StreamedMimi:
+    return streamed_mimi(csm)
+
+
+def settings(csm: CsmOracle, **changes: Any) -> tuple[Path, str, dict[str, Any], torch.dtype, str]:
+    fields = json.loads((csm.path / "config.json").read_text())["codec_config"]
+    return csm.path, "codec_model.", {**fields, **changes}, torch.float32, "cpu"
+
+
+def streamed_mimi(csm: CsmOracle, **changes: Any) -> StreamedMimi:
+    return StreamedMimi.load(*settings(csm, **changes))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +44,9 @@ def whole(csm: CsmOracle, codes: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cuts", [[1] * FRAMES, [2, 4, 8, 16, 3], [FRAMES], [20, 13]])
-def test_pieces_are_the_whole(codec: Mimi, codes: torch.Tensor, whole: torch.Tensor, cuts: list[int]) -> None:
+def test_pieces_are_the_whole(
+    codec: StreamedMimi, codes: torch.Tensor, whole: torch.Tensor, cuts: list[int]
+) -> None:
     streams = [codec.open_stream() for _ in codes]
     with torch.inference_mode():
         pieces = [codec.decode_batch(streams, piece) for piece in codes.split(cuts, -1)]
@@ -41,7 +56,7 @@ def test_pieces_are_the_whole(codec: Mimi, codes: torch.Tensor, whole: torch.Ten
 
 
 def test_streams_at_different_places_are_decoded_together(
-    codec: Mimi, codes: torch.Tensor, whole: torch.Tensor
+    codec: StreamedMimi, codes: torch.Tensor, whole: torch.Tensor
 ) -> None:
     first, second = codec.open_stream(), codec.open_stream()
     with torch.inference_mode():
@@ -57,7 +72,7 @@ def test_graphs_decode_the_same(
 ) -> None:
     recorder = FakeRecorder()
     monkeypatch.setattr(streamed, "recorder_for", lambda device, cuda_graph: recorder)
-    codec = Mimi(csm.model.codec_model)
+    codec = streamed_mimi(csm)
     codec.record_graphs([2, 11], 22, cuda_graph=True)
     streams = [codec.open_stream() for _ in range(2)]
     with torch.inference_mode():
@@ -67,7 +82,7 @@ def test_graphs_decode_the_same(
 
 
 def test_a_failed_piece_leaves_its_stream_unchanged(
-    codec: Mimi, codes: torch.Tensor, whole: torch.Tensor
+    codec: StreamedMimi, codes: torch.Tensor, whole: torch.Tensor
 ) -> None:
     stream = codec.open_stream()
     with torch.inference_mode():
@@ -80,7 +95,7 @@ def test_a_failed_piece_leaves_its_stream_unchanged(
 
 def test_recordings_have_transformers_codes(csm: CsmOracle) -> None:
     sounds = 0.2 * torch.randn(2, 24_077, generator=torch.Generator().manual_seed(2))
-    encoder = MimiEncoder(csm.model.codec_model)
+    encoder = MimiEncoder.load(*settings(csm))
     items = [VoiceRecording(key=bytes([i]), samples=sound) for i, sound in enumerate(sounds)]
     together = [codes for (codes,) in encoder.encode(items)]
     for sound, codes in zip(sounds, together, strict=True):
@@ -90,7 +105,15 @@ def test_recordings_have_transformers_codes(csm: CsmOracle) -> None:
     assert not torch.equal(*together)
 
 
-def test_a_codec_that_looks_ahead_is_refused(csm: CsmOracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csm.model.codec_model.config, "use_causal_conv", False)
+def test_a_codec_that_looks_ahead_is_refused(csm: CsmOracle) -> None:
     with pytest.raises(ValueError, match="see later samples"):
-        Mimi(csm.model.codec_model)
+        streamed_mimi(csm, use_causal_conv=False)
+
+
+def test_a_codec_without_a_tensor_is_told(csm: CsmOracle) -> None:
+    with pytest.raises(ValueError, match=r"decoder_transformer\.layers\.2"):
+        streamed_mimi(csm, num_hidden_layers=3)
+    with pytest.raises(ValueError, match=r"config\.json does not tell of.*decoder_transformer\.layers\.1"):
+        streamed_mimi(csm, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="does not have the tensors of its config"):
+        MimiEncoder.load(*settings(csm, num_hidden_layers=3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import os
 import shutil
 import sys
 import tempfile
@@ -86,6 +87,9 @@ def _make(name: str, target: str, argv: Sequence[str], *, prog: str) -> int:
     shape = {option.name: chosen[option.name] for option in options}
     shape = {key: tuple(value) if isinstance(value, list) else value for key, value in shape.items()}
     directory: Path = chosen["directory"]
+    # transformers warns of token ids that only random checkpoints have, and shows bars for a few megabytes.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
         _write(make, directory, chosen["seed"], shape, overwrite=chosen["overwrite"])
     except ModuleNotFoundError as exc:

@@ -30,7 +30,7 @@ class DecoderDefaults(NamedTuple):
 
 def decoder_options(
     defaults: DecoderDefaults,
-    demand_of: Callable[[Mapping[str, Any]], MemoryDemand],
+    demand_of: Callable[[Mapping[str, Any]], MemoryDemand | None],
     *,
     dtype: DtypeChoice | None,
     gpu_id: int | None,
@@ -76,6 +76,7 @@ def decoder_options(
     if gpu_id is not None and (max_total_tokens is None or chunked_prefill_size is None):
         args = {**options, **given, "max_running_requests": sizes["max_running_requests"]}
         demand = demand_of({**args, "dtype": dtype, "tp_size": tp[1]})
+        assert demand is not None, "what a decoder takes of a GPU is counted"
         tokens, step = pool_on_gpu(demand, gpu_id, total_gpu_memory_fraction)
         sizes["max_total_tokens"] = tokens if max_total_tokens is None else max_total_tokens
         sizes["chunked_prefill_size"] = step if chunked_prefill_size is None else chunked_prefill_size

@@ -40,13 +40,14 @@ class CausalTransposedConv(NamedTuple):
     """A transposed convolution, cut such that each step of the input completes ``stride`` of the output.
 
     Attributes:
-        weight: (in channels, out channels, kernel).
-        bias: (out channels,).
+        weight: (in channels, out channels / groups, kernel).
+        bias: (out channels,), or None.
     """
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
     stride: int
+    groups: int = 1
 
     def __call__(self, wave: Tensor, memory: StreamMemory) -> Tensor:
         """(n, in channels, steps) to (n, out channels, steps * stride)."""
@@ -55,9 +56,8 @@ class CausalTransposedConv(NamedTuple):
         before = -(-self.weight.shape[-1] // self.stride) - 1
         if before:
             wave = memory.extend(wave, before)
-        return F.conv_transpose1d(wave, self.weight, self.bias, stride=self.stride).narrow(
-            -1, before * self.stride, length
-        )
+        wave = F.conv_transpose1d(wave, self.weight, self.bias, stride=self.stride, groups=self.groups)
+        return wave.narrow(-1, before * self.stride, length)
 
 
 class ConvNeXtBlock(NamedTuple):

@@ -6,13 +6,16 @@ Such a checkpoint is in the layout of transformers' classes: the codec's setting
 from __future__ import annotations
 
 import json
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.loading import available_cores, loading, placement
 
 if TYPE_CHECKING:
+    import torch
+
     from sglang_omni.engines.options import DtypeChoice
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -43,7 +46,8 @@ def create_reference(
     from sglang_omni.models.codecs.mimi import MimiEncoder
     from sglang_omni.models.frames.reference import reference_scheduler
 
-    encoder = MimiEncoder(_module(model_path, dtype, gpu_id, num_threads))
+    with _codec(model_path, dtype, gpu_id, num_threads) as codec:
+        encoder = MimiEncoder.load(*codec)
     return reference_scheduler(encoder, cache_bytes=cache_bytes, max_batch_samples=max_batch_samples)
 
 
@@ -73,10 +77,11 @@ def create_code2wav(
         schedule_policy: ``"deadline"`` decodes first for the listener whose sound runs out first, ``"fcfs"``
             in the order in which chunks are complete.
     """
-    from sglang_omni.models.codecs.mimi import Mimi
+    from sglang_omni.models.codecs.mimi import StreamedMimi
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
 
-    codec = Mimi(_module(model_path, dtype, gpu_id, num_threads))
+    with _codec(model_path, dtype, gpu_id, num_threads) as found:
+        codec = StreamedMimi.load(*found)
     scheduler = Code2WavScheduler(
         codec,
         placement(dtype, gpu_id)[1],
@@ -92,13 +97,14 @@ def create_code2wav(
     return scheduler
 
 
-@cache
-def _module(model_path: str, dtype: DtypeChoice | None, gpu_id: int | None, num_threads: int | None) -> Any:
-    """transformers' module, which the stages of one process share."""
+@contextmanager
+def _codec(
+    model_path: str, dtype: DtypeChoice | None, gpu_id: int | None, num_threads: int | None
+) -> Iterator[tuple[str, str, dict[str, Any], torch.dtype, str]]:
+    """What the codec's halves are loaded by, which happens in the block."""
     import torch
 
     from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.codecs.mimi import load_mimi
 
     # Half of the cores leaves the rest to other stages.
     torch.set_num_threads(num_threads or max(1, available_cores() // 2))
@@ -106,4 +112,4 @@ def _module(model_path: str, dtype: DtypeChoice | None, gpu_id: int | None, num_
     computed_in = "float32" if dtype in (None, "auto") else dtype
     device = placement(dtype, gpu_id)[1]
     with loading(f"the codec of {model_path}, {computed_in} on {device},"):
-        return load_mimi(model_path, PREFIX, fields, DTYPES[computed_in], device)
+        yield model_path, PREFIX, fields, DTYPES[computed_in], device

@@ -176,7 +176,8 @@ def _fill(model: Any, chance: torch.Generator) -> None:
         # Sound within [-1, 1].
         groups = model.config.num_codebooks
         wave = model.codec_model.decode(torch.randint(codes, (8, groups, 30), generator=chance)).audio_values
-        last = model.codec_model.decoder.layers[-1].conv
+        convolutions = [m for m in model.codec_model.modules() if isinstance(m, torch.nn.Conv1d)]
+        last = [m for m in convolutions if m.out_channels == 1][-1]
         last.weight *= 0.6 / wave.abs().max()
         last.bias *= 0.6 / wave.abs().max()
         # Codes that the codec has not are never the likeliest.

@@ -9,12 +9,7 @@ from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.models.memory import GPU_RUNNING_REQUESTS
 from sglang_omni.models.qwen3_omni.components.checkpoint import SAMPLE_RATE, Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.memory import (
-    GPU_CODEC_FRAMES,
-    GPU_TALKER_REQUESTS,
-    talker_demand,
-    thinker_demand,
-)
+from sglang_omni.models.qwen3_omni.memory import GPU_CODEC_FRAMES, GPU_TALKER_REQUESTS, stage_demand
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
@@ -161,7 +156,7 @@ def create_thinker(
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     options = decoder_options(
         _THINKER,
-        lambda args: thinker_demand(checkpoint, {**args, "speech": speech}),
+        lambda args: stage_demand(checkpoint, "thinker", {**args, "speech": speech}),
         dtype=dtype,
         gpu_id=gpu_id,
         num_threads=num_threads,
@@ -241,7 +236,7 @@ def create_talker(
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     options = decoder_options(
         _TALKER,
-        lambda args: talker_demand(checkpoint, args),
+        lambda args: stage_demand(checkpoint, "talker", args),
         dtype=dtype,
         gpu_id=gpu_id,
         num_threads=num_threads,
