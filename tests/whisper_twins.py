@@ -46,15 +46,18 @@ class WhisperTwins:
         )["input_features"]
 
     def expected(self, samples: NDArray[np.float32], **options: Any) -> list[Piece]:
-        """The segments of ``generate``."""
+        """The segments of ``generate`` that say something."""
+        return [piece for piece in self.written(samples, **options) if self.text(piece.tokens)]
+
+    def written(self, samples: NDArray[np.float32], **options: Any) -> list[Piece]:
+        """All segments of ``generate``, those of nothing but white space too."""
         answer = self.model.generate(
             self.features(samples), return_timestamps=True, return_segments=True, **options
         )
-        pieces = [
+        return [
             Piece(round(float(each["start"]), 3), round(float(each["end"]), 3), each["tokens"].tolist())
             for each in answer["segments"][0]
         ]
-        return [piece for piece in pieces if self.text(piece.tokens)]
 
     def text(self, tokens: list[int]) -> str:
         """Without times, and without white space at the ends."""

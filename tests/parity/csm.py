@@ -41,7 +41,13 @@ class Spoken:
             said = self._oracle.speak(_PARTS[0], limit)
             frames = list(said.frames)
             for before, part in pairwise(_PARTS):
-                said = self._oracle.speak_after(said.frames, before, part, limit)
+                # A part without a sound says nothing about a voice.
+                heard = said.frames
+                said = (
+                    self._oracle.speak_after(heard, before, part, limit)
+                    if heard
+                    else self._oracle.speak(part, limit)
+                )
                 frames += said.frames
             return Answer(codes=frames, samples=self._oracle.decode(frames).numpy())
         turn: dict[str, Any] = {"voice": case.params["voice"]}

@@ -45,9 +45,11 @@ class Heard:
             words = twins.tokenizer.encode(f" {prompt}").ids
             options["prompt_ids"] = torch.tensor([twins.model.generation_config.prev_sot_token_id, *words])
         sound = soundfile.read(io.BytesIO(case.inputs["audio"]), dtype="float32")[0]
-        pieces = twins.expected(sound, **options)
+        pieces = twins.written(sound, **options)
+        # White space is text, and no segment.
         text = twins.text([token for piece in pieces for token in piece.tokens])
-        return Answer(_told((piece.start, piece.end, piece.tokens) for piece in pieces), text=text)
+        told = [piece for piece in pieces if twins.text(piece.tokens)]
+        return Answer(_told((piece.start, piece.end, piece.tokens) for piece in told), text=text)
 
 
 def _told(pieces: Any) -> list[int]:
