@@ -33,9 +33,11 @@ TOOLS = (
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 UNIT_TESTS = (
     *("client", "engine", "preprocessing", "qwen3_omni", "scheduling", "serve", "speech_chat"),
+    *("fish_s2_pro", "qwen2_5_omni", "qwen3_asr", "whisper", "test_mimi_codec.py"),
     *("test_codec_torch.py", "test_stage_edge_queue.py", "test_stage_profiler.py"),
 )
 PARITY = ("-m", "parity", "qwen3_omni", "--shapes", "default")
+ALL_FAMILIES = ("-m", "parity", "all", "--ways", "alone")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 CHECKS: dict[str, tuple[str, ...]] = {
     "parity with transformers": PARITY,
+    "parity of every family, alone": ALL_FAMILIES,
     "server and clients": (str(ROOT / "tests" / "versions" / "served.py"),),
     "unit tests": (
         *("-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"),
