@@ -19,6 +19,7 @@ from transcription_runs import recording, tones
 from sglang_omni.models.qwen3_asr.tiny_checkpoint import make as make_qwen3_asr
 from sglang_omni.models.whisper.tiny_checkpoint import make
 
+pytestmark = pytest.mark.long
 SOUNDS = [tones(seed, 1.5 + seed) for seed in range(8)]
 FILES = [(f"{seed}.wav", recording(sound)) for seed, sound in enumerate(SOUNDS)]
 

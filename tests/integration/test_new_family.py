@@ -47,6 +47,7 @@ def test_it_is_a_package_of_that_name(project: Path, capsys: pytest.CaptureFixtu
         main(["new", str(project), "--family", "--template", "speech"])
 
 
+@pytest.mark.long
 def test_its_tests_pass(project: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio"],
@@ -60,6 +61,7 @@ def test_its_tests_pass(project: Path) -> None:
     assert "3 passed" in done.stdout
 
 
+@pytest.mark.long
 def test_it_is_installed_listed_and_served(project: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     install = "python -m pip install --no-index --no-deps --no-build-isolation --quiet --target site"
