@@ -52,7 +52,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, EngineOptions]]:
 def load(checkpoint: Path, **changes: Any) -> None:
     given = dict.fromkeys(("num_threads", "max_running_requests", "max_total_tokens", "chunked_prefill_size"))
     given |= {"mem_fraction_static": None, "total_gpu_memory_fraction": None, "tp": (0, 1, None), **changes}
-    load_engine(checkpoint, given.pop("engine", None), given.pop("dtype", None), 0, **given)
+    load_engine(checkpoint, given.pop("engine", None), **{"dtype": None, "gpu_id": 0, **given})
 
 
 def test_a_llama_is_placed_on_the_gpu(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
