@@ -76,9 +76,8 @@ parity: build ## a family's answers against its reference's, however it is asked
 .PHONY: test
 test: lint test-rust test-python ## linters, Rust tests, Python tests; CI runs this and test-long
 
-# Tests of one file stay in one process (tests/conftest.py). Each process takes a few GiB. They are one more than cores:
-# tests of processes and sockets often wait.
-TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
+# Tests of one file stay in one process (tests/conftest.py). Each process takes a few GiB.
+TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 PARALLEL := -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 .PHONY: check
