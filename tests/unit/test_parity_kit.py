@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scripted_speller
 
-from sglang_omni.testing import ALL_WAYS, Answer, Case, Way, check, difference, read_answer
+from sglang_omni.testing import ALL_WAYS, Answer, Case, Timing, Way, check, difference, read_answer
 
 CASES = [Case("hello"), Case("good night"), Case("hm")]
 
@@ -41,8 +41,15 @@ def test_a_right_pipeline_is_right_in_all_ways() -> None:
     assert notes.keys() == {Way.ABORTED}
     assert int(notes[Way.ABORTED].removesuffix(" aborted")) >= 2
     lines = str(report).splitlines()
-    assert lines[0].split() == ["way", "equal", "ms", "each"]
+    assert lines[0].split() == ["way", "equal", "ms", "each", "ms", "a", "step"]
     assert lines[2].split()[:2] == ["alone", "3/3"]
+    # A step is a frame: each case has one for a letter.
+    frames = sum(len(scripted_speller.right(case.inputs)[1]) for case in CASES)
+    alone = report.rows[0].timing
+    assert (alone.answers, alone.steps) == (3, frames)
+    assert (report.reference.answers, report.reference.steps) == (3, frames)
+    assert str(Timing(2.0, 4, 100)).split() == ["500.0", "20.00"]
+    assert str(Timing(2.0, 4, 0)).split() == ["500.0"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ streamed. ``print(report)`` shows a table, and each difference in a line. pytest
 
 from sglang_omni.testing.answers import Answer, Case, Reference, difference, read_answer
 from sglang_omni.testing.parity import check
-from sglang_omni.testing.report import Difference, Report, Row
+from sglang_omni.testing.report import Difference, Report, Row, Timing
 from sglang_omni.testing.ways import ALL_WAYS, Way
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Reference",
     "Report",
     "Row",
+    "Timing",
     "Way",
     "check",
     "difference",

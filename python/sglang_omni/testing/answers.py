@@ -51,6 +51,11 @@ class Answer:
     samples: NDArray[np.float32] | None = None
     text: str | None = None
 
+    @property
+    def steps(self) -> int:
+        """Frames of speech, or tokens if there are no codes; 0 if there are neither."""
+        return len(self.tokens or ()) if self.codes is None else len(self.codes)
+
 
 class Reference(Protocol):
     """What is right: the published implementation, or a plain loop without caches and batches."""

@@ -12,7 +12,7 @@ from sglang_omni.config import PipelineConfig
 from sglang_omni.config.overrides import override_stages
 from sglang_omni.testing.answers import Answer, Case, Reference, difference, read_answer
 from sglang_omni.testing.asking import Asker, Reply, running
-from sglang_omni.testing.report import Difference, Report, Row
+from sglang_omni.testing.report import Difference, Report, Row, Timing
 from sglang_omni.testing.ways import ALL_WAYS, Way
 
 # Tokens of a page of a KV pool on a CPU.
@@ -62,10 +62,11 @@ def check(
         raise ValueError("there are no cases to ask")
     began = time.perf_counter()
     right = [reference.answers(case) for case in cases]
-    reference_ms = (time.perf_counter() - began) * 1000 / len(cases)
+    passed = time.perf_counter() - began
     found = _Check(cases, right, samples_atol, at_once, read)
     asyncio.run(found.run(config, ways, prefill_tokens, pool_tokens, timeout_s, processes=processes))
-    return Report(found.rows, found.differences, reference_ms)
+    steps = sum(answer.steps for answer in right if answer)
+    return Report(found.rows, found.differences, Timing(passed, len(cases), steps))
 
 
 class _Check:
@@ -110,7 +111,7 @@ class _Check:
             changed = config.model_copy(deep=True)
             if not value or not override_stages(changed, argument, value):
                 why = f"no stage takes {argument}" if value else "no result has a usage: give pool_tokens"
-                self.rows.append(Row(way, 0, 0, 0.0, f"not asked: {why}"))
+                self.rows.append(Row(way, 0, 0, Timing(0.0, 0, 0), f"not asked: {why}"))
                 continue
             async with running(changed, timeout_s, processes=processes) as asker:
                 await self._way(way, asker)
@@ -164,14 +165,16 @@ class _Check:
     def _compare(
         self, way: Way, asked: Sequence[int], replies: Sequence[Reply], passed: float, note: str = ""
     ) -> None:
-        equal = 0
+        equal = steps = 0
         for index, reply in zip(asked, replies, strict=True):
+            right = self._right[index]
+            steps += right.steps if right else 0
             told = reply.failure or self._told(index, reply)
             if told:
                 name = self._cases[index].name or str(index)
                 self.differences.append(Difference(name, way, told))
             equal += not told
-        self.rows.append(Row(way, len(replies), equal, passed * 1000 / len(replies), note))
+        self.rows.append(Row(way, len(replies), equal, Timing(passed, len(replies), steps), note))
 
     def _told(self, index: int, reply: Reply) -> str:
         right = self._right[index]

@@ -24,31 +24,47 @@ class Difference(NamedTuple):
         return f"case {self.case}, {self.way}: {self.told}"
 
 
+class Timing(NamedTuple):
+    """
+    Attributes:
+        passed_s: Seconds in which all answers came.
+        steps: What decoders stepped for them: frames of speech, or tokens without any; 0 if unknown.
+    """
+
+    passed_s: float
+    answers: int
+    steps: int
+
+    def __str__(self) -> str:
+        """Milliseconds an answer and, if steps are known, milliseconds a step."""
+        a_step = f"{self.passed_s * 1000 / self.steps:.2f}" if self.steps else ""
+        return f"{self.passed_s * 1000 / max(self.answers, 1):>9.1f} {a_step:>9}"
+
+
 class Row(NamedTuple):
     """
     Attributes:
         cases: Answers that were compared.
         equal: Those that are right.
-        ms: Milliseconds an answer: the time in which all came, divided by their number.
         note: What the numbers do not tell, such as that no prefix was found in a cache.
     """
 
     way: Way
     cases: int
     equal: int
-    ms: float
+    timing: Timing
     note: str = ""
 
 
 class Report(NamedTuple):
     """
     Attributes:
-        reference_ms: Milliseconds an answer that the reference took.
+        reference: Of its answers, each case once.
     """
 
     rows: Sequence[Row]
     differences: Sequence[Difference]
-    reference_ms: float
+    reference: Timing
 
     @property
     def ok(self) -> bool:
@@ -62,10 +78,10 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         lines = [
-            f"{'way':<16} {'equal':>9} {'ms each':>9}",
-            f"{'reference':<16} {'':>9} {self.reference_ms:>9.1f}",
+            f"{'way':<16} {'equal':>9} {'ms each':>9} {'ms a step':>9}",
+            f"{'reference':<16} {'':>9} {self.reference}".rstrip(),
             *(
-                f"{row.way:<16} {f'{row.equal}/{row.cases}':>9} {row.ms:>9.1f}  {row.note}".rstrip()
+                f"{row.way:<16} {f'{row.equal}/{row.cases}':>9} {row.timing}  {row.note}".rstrip()
                 for row in self.rows
             ),
         ]
