@@ -2,11 +2,11 @@
 
 from sglang_omni.client.client import Client, transcription_request
 from sglang_omni.client.devices import Player, SoundDeviceError, microphone, play, record
+from sglang_omni.client.failures import ClientError, NoAudioError, ServerUnreachable
 from sglang_omni.client.sound import Sound, save
 from sglang_omni.client.sync import SyncClient
 from sglang_omni.client.types import (
     AbortResult,
-    ClientError,
     CompletionAudio,
     CompletionResult,
     CompletionStreamChunk,
@@ -15,7 +15,6 @@ from sglang_omni.client.types import (
     Message,
     ModelInfo,
     SamplingParams,
-    ServerUnreachable,
     SpeechResult,
     SpeechStreamChunk,
     TokenLogprob,
@@ -39,6 +38,7 @@ __all__ = [
     "GenerateRequest",
     "Message",
     "ModelInfo",
+    "NoAudioError",
     "Player",
     "RequestError",
     "SamplingParams",

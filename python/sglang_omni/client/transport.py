@@ -20,9 +20,9 @@ from sglang_omni.client.audio import (
     encode_audio,
     to_mono,
 )
+from sglang_omni.client.failures import ClientError, NoAudioError
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.types import (
-    ClientError,
     CompletionAudio,
     CompletionResult,
     GenerateChunk,
@@ -239,7 +239,7 @@ class Transport(ABC):
         collected, last = await self.collect(request, request_id)
         samples = collected.audio()
         if samples is None:
-            raise ClientError(f"request {request_id!r}: the pipeline gave no audio")
+            raise NoAudioError()
         data, mime = await asyncio.to_thread(
             encode_audio,
             samples,

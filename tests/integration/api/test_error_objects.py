@@ -22,6 +22,16 @@ def test_a_prompt_that_is_too_long(api, pipeline):
     assert (caught.value.type, caught.value.param) == ("invalid_request_error", "messages")
 
 
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+def test_speech_that_ends_before_its_first_frame(api, pipeline, stream_format):
+    pipeline.samples = pipeline.samples[:0]
+    with pytest.raises(openai.InternalServerError, match="try another seed, temperature or voice") as caught:
+        api.audio.speech.create(
+            model="scripted", voice="default", input="Hm.", response_format="pcm", stream_format=stream_format
+        )
+    assert caught.value.status_code == 500
+
+
 def test_a_model_that_is_not_there(api):
     with pytest.raises(openai.NotFoundError) as caught:
         api.chat.completions.create(model="gpt-9", messages=HELLO)

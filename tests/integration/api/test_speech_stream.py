@@ -213,6 +213,15 @@ async def test_a_client_that_leaves_ends_its_requests(
     assert len(pipeline.aborted) == len(pipeline.requests) == 2
 
 
+async def test_a_sentence_without_a_sound_is_told(base_url: str, pipeline: ScriptedPipeline) -> None:
+    pipeline.samples = pipeline.samples[:0]
+    async with talking(base_url) as talk:
+        await talk.say("Hm.")
+        error, done = await talk.until("audio.done")
+    assert "before its first frame of audio" in error["error"]["message"]
+    assert (done["error"], done["total_bytes"]) == (True, 0)
+
+
 async def test_a_sentence_that_fails_is_skipped(base_url: str, pipeline: ScriptedPipeline) -> None:
     pipeline.error = RequestError("no sound for that", param="input", code="invalid_value")
     async with talking(base_url) as talk:

@@ -8,7 +8,15 @@ import base64
 import numpy as np
 import pytest
 
-from sglang_omni.client import Client, ClientError, GenerateChunk, GenerateRequest, Message, SamplingParams
+from sglang_omni.client import (
+    Client,
+    ClientError,
+    GenerateChunk,
+    GenerateRequest,
+    Message,
+    NoAudioError,
+    SamplingParams,
+)
 from sglang_omni.client.audio import decode_pcm, decode_wav
 from sglang_omni.client.local import to_omni_request
 from sglang_omni.client.results import result_chunk
@@ -219,7 +227,7 @@ async def test_stream_without_an_end_is_an_error():
 
 
 async def test_speech_without_audio_is_an_error():
-    with pytest.raises(ClientError, match="no audio"):
+    with pytest.raises(NoAudioError, match="try another seed"):
         await Client(Coordinator(result={"text": "only"})).speech(GenerateRequest(prompt="p"))
 
 

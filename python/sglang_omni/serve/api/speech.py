@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from sglang_omni.client import ClientError, RequestError
+from sglang_omni.client import NoAudioError, RequestError
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, Base64Pieces
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
@@ -85,7 +85,7 @@ async def _streamed(body: CreateSpeechRequest, speech: EncodedSpeech, request_id
         await pieces.aclose()
         raise
     if not first:
-        raise ClientError(f"request {request_id!r}: the pipeline gave no audio")
+        raise NoAudioError()
     if body.stream_format == "sse":
         return EventStream(_events(speech, first, pieces), request_id=request_id, done=False)
     return StreamedResponse(
