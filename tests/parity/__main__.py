@@ -14,26 +14,34 @@ from pathlib import Path
 from sglang_omni.testing import ALL_WAYS, Report, Way
 
 FAMILIES = sorted(file.stem for file in Path(__file__).parent.glob("[a-z]*.py"))
+ENGINES = ("omni", "sglang")
+
+
+def _seeds(listed: str) -> list[int]:
+    return [int(seed) for seed in listed.split(",")]
+
+
+def _engines(listed: str) -> list[str]:
+    if unknown := set(names := listed.split(",")) - set(ENGINES):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; there are {', '.join(ENGINES)}")
+    return names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="parity", description=__doc__)
     parser.add_argument("family", choices=("all", *FAMILIES), help="its file in tests/parity")
-    parser.add_argument(
-        "--seeds", nargs="+", default=["0"], help="of checkpoints, also 0,1,2 (default: %(default)s)"
-    )
+    parser.add_argument("--seeds", type=_seeds, default="0", help="of checkpoints (default: %(default)s)")
     parser.add_argument("--shapes", nargs="+", help="of the family's SHAPES (default: all)")
-    parser.add_argument("--engines", nargs="+", choices=("omni", "sglang"), default=["omni"])
+    parser.add_argument("--engines", type=_engines, default="omni", help="omni,sglang (default: %(default)s)")
     parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, default=list(ALL_WAYS), type=Way)
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING)
-    seeds = [int(seed) for each in args.seeds for seed in each.split(",") if seed]
     reports: list[Report] = []
     for name in FAMILIES if args.family == "all" else [args.family]:
         family = importlib.import_module(f"parity.{name}")
         # A family that has only some of the engines names them.
         engines = [each for each in args.engines if each in getattr(family, "ENGINES", args.engines)]
-        for shape, seed, engine in product(args.shapes or family.SHAPES, seeds, engines):
+        for shape, seed, engine in product(args.shapes or family.SHAPES, args.seeds, engines):
             with tempfile.TemporaryDirectory() as folder:
                 report: Report = family.subject(Path(folder), seed, shape, engine).check(args.ways)
             print(f"\n{name} {shape}, seed {seed}, {engine}\n{report}", flush=True)
