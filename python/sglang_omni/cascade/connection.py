@@ -14,7 +14,7 @@ from typing import TypeVar
 from sglang_omni.cascade.local import part_pipeline
 from sglang_omni.cascade.part import DEFAULT_KEY_ENV, PartConfig, PartError, PartName, server_key
 from sglang_omni.client import Client, ClientError, GenerateChunk, GenerateRequest
-from sglang_omni.client.failures import ServerUnreachable
+from sglang_omni.client.types import ServerUnreachable
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import RequestError
 

@@ -1,12 +1,13 @@
 """Clients of a pipeline: through its coordinator in this process, or over HTTP through a base URL."""
 
+from sglang_omni.client.audio import NoAudioError
 from sglang_omni.client.client import Client, transcription_request
 from sglang_omni.client.devices import Player, SoundDeviceError, microphone, play, record
-from sglang_omni.client.failures import ClientError, NoAudioError, ServerUnreachable
 from sglang_omni.client.sound import Sound, save
 from sglang_omni.client.sync import SyncClient
 from sglang_omni.client.types import (
     AbortResult,
+    ClientError,
     CompletionAudio,
     CompletionResult,
     CompletionStreamChunk,
@@ -15,6 +16,7 @@ from sglang_omni.client.types import (
     Message,
     ModelInfo,
     SamplingParams,
+    ServerUnreachable,
     SpeechResult,
     SpeechStreamChunk,
     TokenLogprob,

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sglang_omni.client.failures import ClientError
 from sglang_omni.client.results import is_merged
-from sglang_omni.client.types import GenerateChunk
+from sglang_omni.client.types import (
+    ClientError,
+    GenerateChunk,
+)
 from sglang_omni.proto import shortened
 
 # Field -> the types that it may have, and how they are told. None stands for no value.

@@ -23,6 +23,7 @@ from sglang_omni.client.samples import (
     to_mono,
     to_numpy,
 )
+from sglang_omni.client.types import ClientError
 from sglang_omni.packages import install_line
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "FORMAT_MIME_TYPES",
     "AudioFileEncoder",
     "Base64Pieces",
+    "NoAudioError",
     "Resampler",
     "Samples",
     "audio_to_base64",
@@ -43,6 +45,17 @@ __all__ = [
     "to_mono",
     "to_numpy",
 ]
+
+
+class NoAudioError(ClientError):
+    """The model ended its speech before there was any audio."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the model ended its speech before its first frame of audio: "
+            "try another seed, temperature or voice, or other words"
+        )
+
 
 P = ParamSpec("P")
 

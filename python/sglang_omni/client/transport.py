@@ -13,6 +13,7 @@ import numpy as np
 
 from sglang_omni.client.audio import (
     DEFAULT_SAMPLE_RATE,
+    NoAudioError,
     Resampler,
     Samples,
     audio_to_base64,
@@ -20,9 +21,9 @@ from sglang_omni.client.audio import (
     encode_audio,
     to_mono,
 )
-from sglang_omni.client.failures import ClientError, NoAudioError
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.types import (
+    ClientError,
     CompletionAudio,
     CompletionResult,
     GenerateChunk,

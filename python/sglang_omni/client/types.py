@@ -11,6 +11,24 @@ from sglang_omni.client.samples import Samples
 from sglang_omni.proto import RequestError, StageTime
 
 
+class ClientError(RuntimeError):
+    """The service failed, or its answer cannot be read.
+
+    If the request is at fault, :class:`sglang_omni.proto.RequestError` is raised instead.
+
+    Attributes:
+        status: The HTTP status, if the failure came over HTTP.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class ServerUnreachable(ClientError):
+    """No server listens at the base URL, or its name is unknown."""
+
+
 @dataclass
 class Message:
     """One turn of a conversation; ``content`` is text or a list of OpenAI's content parts."""

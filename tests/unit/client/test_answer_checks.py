@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sglang_omni.client.answer_checks import check_answer, check_fields
-from sglang_omni.client.failures import ClientError
+from sglang_omni.client.types import ClientError
 
 SOUND = {"audio_data": np.zeros(3, np.float32), "sample_rate": 8000}
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import httpx
 
-from sglang_omni.client.failures import ClientError, ServerUnreachable
 from sglang_omni.client.http.call import CONNECT_TIMEOUT_S, HttpCall
 from sglang_omni.client.http.errors import error_of_response
 from sglang_omni.client.http.retries import may_repeat, pause_before
-from sglang_omni.client.types import GenerateRequest
+from sglang_omni.client.types import ClientError, GenerateRequest, ServerUnreachable
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from sglang_omni.client.failures import ClientError
+from sglang_omni.client.types import ClientError
 from sglang_omni.proto import RequestError
 
 # An error inside a stream has no status; its type or code implies one.

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from sglang_omni.client.failures import ClientError
 from sglang_omni.client.http.bodies import EXTRAS, completion_body, speech_body, standard
 from sglang_omni.client.http.call import HttpCall
 from sglang_omni.client.http.chunks import completion_chunk, delta_chunk
@@ -25,6 +24,7 @@ from sglang_omni.client.http.transcripts import (
 from sglang_omni.client.samples import DEFAULT_SAMPLE_RATE, Samples, decode_pcm
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
+    ClientError,
     CompletionAudio,
     CompletionResult,
     GenerateChunk,

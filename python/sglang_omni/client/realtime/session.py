@@ -14,7 +14,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidStatus, WebSocketException
 
 from sglang_omni.client.audio import Resampler
-from sglang_omni.client.failures import ClientError, ServerUnreachable
 from sglang_omni.client.http.errors import error_of_response
 from sglang_omni.client.realtime.events import (
     AnswerDone,
@@ -31,6 +30,7 @@ from sglang_omni.client.realtime.events import (
 )
 from sglang_omni.client.realtime.settings import RATE
 from sglang_omni.client.samples import Samples, encode_pcm, to_mono
+from sglang_omni.client.types import ClientError, ServerUnreachable
 from sglang_omni.proto import RequestError
 
 _CONNECT_TIMEOUT_S = 10.0
