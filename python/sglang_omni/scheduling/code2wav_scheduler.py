@@ -26,7 +26,7 @@ SHARE_OF_SOUND_IN_HAND = 0.5
 
 
 class Vocoder(Protocol):
-    """A causal decoder of codec codes.
+    """A decoder of codec codes.
 
     Called with codes (1, groups, frames) int64. Returns a waveform (1, 1, samples) of up to
     ``frames * total_upsample`` samples that begins with the first frame.
@@ -71,6 +71,7 @@ class Chunking(NamedTuple):
         chunk_size: New frames of a chunk. Fewer give sound earlier, and more work in all.
         left_context_size: Frames before a chunk that are decoded again with it, so that it sounds as in the
             whole; None leaves that to a ``StreamingVocoder``.
+        right_context_size: The same after a chunk, which waits for them: of decoders that are not causal.
         first_chunk_size: New frames of the first chunk. Each later chunk has twice as many as the one before,
             up to ``chunk_size``, unless what a listener has in hand sets its size.
         gapless: A chunk begins where the one before it ended. Otherwise it begins with its first frame, and
@@ -82,6 +83,7 @@ class Chunking(NamedTuple):
     left_context_size: int | None = 25
     first_chunk_size: int = 2
     gapless: bool = True
+    right_context_size: int = 0
 
     @property
     def sizes(self) -> list[int]:
@@ -97,7 +99,7 @@ REFERENCE_CHUNKING = Chunking(chunk_size=300, left_context_size=25, first_chunk_
 
 
 class WindowStream:
-    """Decodes each chunk together with the frames of its left context."""
+    """Decodes each chunk together with the frames of its context."""
 
     def __init__(self, model: Vocoder, left_context_size: int, *, gapless: bool) -> None:
         self._model = model
@@ -106,13 +108,20 @@ class WindowStream:
         self._codes: torch.Tensor | None = None
         self._num_samples = 0
 
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """The new samples (1, 1, n), given the next codes (1, groups, frames)."""
+    def decode(self, codes: torch.Tensor, num_ahead: int = 0) -> torch.Tensor:
+        """The new samples (1, 1, n), given the next codes (1, groups, frames).
+
+        Args:
+            num_ahead: How many of the frames are right context: they come again.
+        """
         decoded = 0 if self._codes is None else self._codes.shape[-1]
-        self._codes = codes if self._codes is None else torch.cat((self._codes, codes), dim=-1)
+        known = codes if self._codes is None else torch.cat((self._codes, codes), dim=-1)
+        self._codes = known[..., : known.shape[-1] - num_ahead]
         start = max(0, decoded - self._left_context_size)
-        wave = self._model(self._codes[..., start:])
+        wave = self._model(known[..., start:])
         upsample = int(self._model.total_upsample)
+        if num_ahead:
+            wave = wave[..., : (self._codes.shape[-1] - start) * upsample]
         # A decoder may cut the last frame short and give fewer samples than frames * upsample. Without gaps,
         # the new samples therefore begin where the audio so far ends, not where the last chunk's frames end.
         end = self._num_samples if self._gapless else decoded * upsample
@@ -138,7 +147,7 @@ class Code2WavScheduler(StreamScheduler):
         model: The decoder, on ``device``.
         device: Of the decoding.
         stream_chunk_size: ``Chunking.chunk_size``.
-        left_context_size: ``Chunking.left_context_size``.
+        left_context_size, right_context_size: Those of ``Chunking``.
         sample_rate: Of the waveform, in Hz.
         codec_eos_token_id: First code of the frame that ends a stream.
         first_chunk_size: ``Chunking.first_chunk_size``.
@@ -166,6 +175,7 @@ class Code2WavScheduler(StreamScheduler):
         num_code_groups: int | None = None,
         schedule_policy: SchedulePolicy = "fcfs",
         clock: Callable[[], float] = time.monotonic,
+        right_context_size: int = 0,
     ) -> None:
         if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:
             raise ValueError(
@@ -176,9 +186,13 @@ class Code2WavScheduler(StreamScheduler):
             raise ValueError(
                 f"{type(model).__name__} has no open_stream(): give the left_context_size its chunks need"
             )
+        if right_context_size and left_context_size is None:
+            raise ValueError("a right_context_size needs a left_context_size: streams are causal")
         self.model = model
         self.device = torch.device(device)
-        self.chunking = Chunking(stream_chunk_size, left_context_size, first_chunk_size)
+        self.chunking = Chunking(
+            stream_chunk_size, left_context_size, first_chunk_size, right_context_size=right_context_size
+        )
         self.sample_rate = sample_rate
         self.codec_eos_token_id = codec_eos_token_id
         self.chunking_of = chunking_of
@@ -225,7 +239,11 @@ class Code2WavScheduler(StreamScheduler):
                 assert isinstance(self.model, BatchingVocoder), "others' pieces have a key each"
                 waves = self.model.decode_batch([piece.stream for piece in pieces], codes)
             else:
-                waves = pieces[0].stream.decode(codes)
+                stream, num_ahead = pieces[0].stream, pieces[0].num_ahead
+                if isinstance(stream, WindowStream):
+                    waves = stream.decode(codes, num_ahead)
+                else:
+                    waves = stream.decode(codes)
             audio = waves.flatten(1).float().cpu().numpy()
         for piece, samples in zip(pieces, audio, strict=True):
             piece.samples = samples
@@ -233,10 +251,13 @@ class Code2WavScheduler(StreamScheduler):
 
 @dataclass(eq=False)
 class _Piece(BatchItem):
-    """The next codes (1, groups, frames) of a stream, and the samples that they become."""
+    """The next codes (1, groups, frames) of a stream, the last ``num_ahead`` of them right context, and the
+    samples that they become.
+    """
 
     stream: VocoderStream
     codes: torch.Tensor
+    num_ahead: int = 0
     samples: NDArray[np.float32] | None = None
 
 
@@ -276,7 +297,7 @@ class _Code2WavSession(StreamSession):
         for frame in _as_frames(data, on_host=on_host):
             if eos is None or int(frame[0]) != eos:
                 self._frames.append(frame)
-        while len(self._frames) >= (size := self._next_size()):
+        while len(self._frames) >= (size := self._next_size()) + self._chunking.right_context_size:
             yield from self._decode(size)
 
     def _next_size(self) -> int:
@@ -308,16 +329,19 @@ class _Code2WavSession(StreamSession):
     def _decode(self, count: int) -> Iterator[_Piece | dict[str, Any]]:
         """Decodes the next ``count`` frames and yields the samples that they complete."""
         assert self._stream is not None, "begin comes first"
-        codes = torch.stack(_in_one_place(self._frames[:count]), dim=1).unsqueeze(0)
+        window = self._frames[: count + self._chunking.right_context_size]
+        codes = torch.stack(_in_one_place(window), dim=1).unsqueeze(0)
         vocoder, num_frames = self._vocoder, codes.shape[-1]
         together = self._chunking.left_context_size is None and isinstance(vocoder.model, BatchingVocoder)
         # Pieces of equal length, all the first of their streams or none of them.
         key = (num_frames, not self._decoded) if together else self
-        piece = _Piece(key, max(1, vocoder.max_batch_frames // num_frames), self._stream, codes)
+        piece = _Piece(
+            key, max(1, vocoder.max_batch_frames // num_frames), self._stream, codes, num_frames - count
+        )
         yield piece
         assert piece.samples is not None
         del self._frames[:count]
-        self._decoded.append(codes)
+        self._decoded.append(codes[..., :count])
         if len(piece.samples):
             self._audio.append(piece.samples)
             if self._playback is not None:

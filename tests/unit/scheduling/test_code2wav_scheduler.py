@@ -41,6 +41,15 @@ class CausalVocoder(torch.nn.Module):
         return wave[..., : wave.shape[-1] - self.lost_samples]
 
 
+class CenteredVocoder(CausalVocoder):
+    """Each sample depends on frames on both sides of its own."""
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        impulses = self.embed[codes].sum(1).reshape(1, 1, -1)
+        reach = self.kernel.shape[-1] // 2
+        return torch.nn.functional.conv1d(impulses, self.kernel, padding=reach)[..., : impulses.shape[-1]]
+
+
 class BatchVocoder(CausalVocoder):
     """A vocoder for several streams at a time, which notes the frames and streams of each batch."""
 
@@ -65,7 +74,7 @@ class Item:
 
 class Driver:
     def __init__(self, **options: Any) -> None:
-        self.model = CausalVocoder(options.pop("lost_samples", 0))
+        self.model = options.pop("model", CausalVocoder)(options.pop("lost_samples", 0))
         self.scheduler = Code2WavScheduler(self.model, "cpu", **options)
 
     def run(self, items: list[torch.Tensor], stream: bool = True) -> tuple[list[np.ndarray], dict[str, Any]]:
@@ -122,6 +131,29 @@ def test_chunks_together_are_the_whole_waveform(drive: Any, count: int, lost_sam
     np.testing.assert_allclose(result["audio_data"], whole(driver, codes), atol=1e-6)
     assert isinstance(result["codes"], np.ndarray)
     np.testing.assert_array_equal(result["codes"], codes)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 12, 13, 47])
+def test_chunks_wait_for_their_right_context(drive: Any, count: int) -> None:
+    codes, reach = frames(count), 2
+    driver = drive(model=CenteredVocoder, left_context_size=reach, right_context_size=reach)
+    chunks, result = driver.run(list(codes))
+
+    # Frames 0 and 1 once there are four, and so on; the last ones need no more.
+    sizes = np.diff([min(end, count) for end in (0, 2, 6, 14, 24, 34, 44)]).tolist()
+    waited = [size for end, size in zip((2, 6, 14, 24, 34, 44), sizes, strict=True) if end + reach <= count]
+    rest = [count - sum(waited)] if count > sum(waited) else []
+    assert [len(chunk) for chunk in chunks] == [size * UPSAMPLE for size in waited + rest]
+    np.testing.assert_array_equal(np.concatenate(chunks), result["audio_data"])
+    np.testing.assert_allclose(result["audio_data"], whole(driver, codes), atol=1e-6)
+    np.testing.assert_array_equal(result["codes"], codes)
+
+
+def test_too_little_right_context_is_heard(drive: Any) -> None:
+    codes = frames(30)
+    driver = drive(model=CenteredVocoder, left_context_size=2, right_context_size=1)
+    audio = driver.run(list(codes))[1]["audio_data"]
+    assert np.abs(audio - whole(driver, codes)).max() > 1e-3
 
 
 def test_the_first_chunk_comes_before_the_stream_ends(drive: Any) -> None:
@@ -282,3 +314,8 @@ def test_other_shapes_are_the_requests_error(drive: Any, shape: tuple[int, ...])
 def test_sizes_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be at least 1"):
         Code2WavScheduler(CausalVocoder(0), "cpu", **options)
+
+
+def test_streams_have_no_right_context() -> None:
+    with pytest.raises(ValueError, match="needs a left_context_size"):
+        Code2WavScheduler(BatchVocoder(), "cpu", left_context_size=None, right_context_size=1)
