@@ -41,6 +41,7 @@ class DecoderConfig:
         num_experts: 0 if no layer is sparse.
         norm_topk_prob: Whether the weights of a token's experts are scaled to sum to 1.
         shared_expert_intermediate_size: Width of the expert that every token passes; 0 for none.
+        dual_ffn: Whether rows of audio have norms and an MLP of their own.
     """
 
     model_type: str
@@ -70,6 +71,7 @@ class DecoderConfig:
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
     shared_expert_intermediate_size: int = 0
+    dual_ffn: bool = False
     eos_token_ids: tuple[int, ...] = ()
 
     def is_sparse(self, layer: int) -> bool:

@@ -13,6 +13,7 @@ from torch.nn.functional import embedding
 from sglang_omni.model_runner.attention import attend
 from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.dual_ffn import AudioWeights, RowKinds
 from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.linear import Linear
 from sglang_omni.model_runner.loader import Checkpoint, OpenCheckpoint
@@ -34,7 +35,10 @@ class WeightNames:
 
 
 class LayerWeights(NamedTuple):
-    """One layer. Projections with the same input are stacked, and so are the norms of queries and keys."""
+    """One layer. Projections with the same input are stacked, and so are the norms of queries and keys.
+
+    ``audio`` is what rows of audio pass in place of the norms and the MLP; None if they are as all others.
+    """
 
     input_norm: RMSNorm
     qkv: Linear
@@ -42,6 +46,27 @@ class LayerWeights(NamedTuple):
     o: Linear
     post_norm: RMSNorm
     mlp: DenseMLP | SparseMLP
+    audio: AudioWeights | None = None
+
+    def normed(self, hidden: Tensor, kinds: RowKinds | None) -> Tensor:
+        """The input of the attention, (T, hidden_size)."""
+        audio = self.audio
+        if audio is None:
+            return self.input_norm(hidden)
+        if kinds is None:
+            return audio.input_norm(hidden)
+        return kinds.apply(lambda rows: self.input_norm(rows), lambda rows: audio.input_norm(rows), hidden)
+
+    def fed_forward(self, hidden: Tensor, kinds: RowKinds | None) -> Tensor:
+        """What the MLP adds to ``hidden`` (T, hidden_size)."""
+        audio = self.audio
+        if audio is None:
+            return self.mlp(self.post_norm(hidden))
+        if kinds is None:
+            return audio.mlp(audio.post_norm(hidden))
+        return kinds.apply(
+            lambda rows: self.mlp(self.post_norm(rows)), lambda rows: audio.mlp(audio.post_norm(rows)), hidden
+        )
 
 
 class Decoder:
@@ -115,6 +140,7 @@ class Decoder:
         cache: PagedKVCache,
         *,
         deepstack: Deepstack | None = None,
+        kinds: RowKinds | None = None,
         capture: bool = False,
     ) -> Tensor:
         """Hidden states after the last norm, (T, hidden_size). Writes the batch's keys and values.
@@ -122,6 +148,7 @@ class Decoder:
         Args:
             hidden: (T, hidden_size), the input rows.
             deepstack: Added to some rows after the first layers.
+            kinds: Of a decoder with ``dual_ffn``, which rows are of audio; None if all are.
             capture: Whether to store the hidden states of the cache's ``capture_layer``, if it has one.
         """
         config = self.config
@@ -131,14 +158,14 @@ class Decoder:
         if capture_layer == 0:
             cache.write_captured(batch.slots, hidden)
         for index, layer in enumerate(self.layers):
-            qkv = layer.qkv(layer.input_norm(hidden)).view(-1, heads + 2 * kv_heads, config.head_dim)
+            qkv = layer.qkv(layer.normed(hidden, kinds)).view(-1, heads + 2 * kv_heads, config.head_dim)
             queries_keys = qkv[:, : heads + kv_heads]
             normed = queries_keys if layer.qk_norm is None else layer.qk_norm(queries_keys)
             queries_keys.copy_(self.rotary.rotate(normed, cos, sin))
             cache.write(index, batch.slots, qkv[:, heads:])
             attended = attend(qkv[:, :heads], index, cache, batch)
             hidden = hidden + self.group.all_reduce(layer.o(attended))
-            hidden = hidden + self.group.all_reduce(layer.mlp(layer.post_norm(hidden)))
+            hidden = hidden + self.group.all_reduce(layer.fed_forward(hidden, kinds))
             if capture_layer == index + 1 < len(self.layers):
                 cache.write_captured(batch.slots, hidden)
             if deepstack is not None and index < len(deepstack.levels):
@@ -189,4 +216,11 @@ def _load_layer(
         ),
         post_norm=norm("post_attention_layernorm"),
         mlp=load_mlp(checkpoint, config, index, f"{prefix}.mlp", group),
+        audio=AudioWeights(
+            norm("audio_input_layernorm"),
+            norm("audio_post_attention_layernorm"),
+            load_mlp(checkpoint, config, index, f"{prefix}.audio_mlp", group),
+        )
+        if config.dual_ffn
+        else None,
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.decoder import Decoder
+from sglang_omni.model_runner.dual_ffn import row_kinds
 from sglang_omni.model_runner.feedback import (
     FeedbackBatch,
     FeedbackBuffers,
@@ -47,6 +48,12 @@ class FeedbackARModelRunner(ModelRunner):
         if prompts:
             prefill(self._strategy, self, batch, prompts)
         return self.feedback.take_input_rows()
+
+    def forward(self, batch: ForwardBatch, rows: Tensor) -> Tensor:
+        # Steps of fixed shape have generated rows alone, which are of audio.
+        if not self.model.config.dual_ffn or batch.step is not None:
+            return super().forward(batch, rows)
+        return self.model.forward(rows, batch, self.cache, kinds=row_kinds(batch.spans, self.model.device))
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
         if tokens:
