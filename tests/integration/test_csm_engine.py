@@ -82,7 +82,7 @@ class Case:
         def ids(text: str) -> list[int]:
             return self.csm.inputs(text, voice=str(index))["input_ids"][0].tolist()
 
-        parts = SpeechParts(parts=[ids(TEXTS[index])])
+        parts = SpeechParts(parts=[ids(TEXTS[index])], opening=[])
         if in_context(index):
             parts |= {"reference": ids(SAID), "reference_codes": self.voice}
         return self.speaker.build_request(StagePayload(str(index), OmniRequest(None, params), parts))
@@ -176,7 +176,9 @@ def test_frames_of_graphs_are_the_same(case: Case, monkeypatch: pytest.MonkeyPat
 def test_a_part_hears_the_part_before_it(case: Case, engine: Engine, csm: CsmOracle) -> None:
     ids = [csm.inputs(text)["input_ids"][0].tolist() for text in TEXTS[:3]]
     payload = StagePayload(
-        "long", OmniRequest(None, {"temperature": 0.0, "max_new_tokens": 9}), SpeechParts(parts=ids)
+        "long",
+        OmniRequest(None, {"temperature": 0.0, "max_new_tokens": 9}),
+        SpeechParts(parts=ids, opening=[]),
     )
     first = csm.speak(TEXTS[0], 9)
     second = csm.speak_after(first.frames, TEXTS[0], TEXTS[1], 9)

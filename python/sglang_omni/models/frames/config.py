@@ -1,4 +1,4 @@
-"""The pipeline of models that make speech frame by frame and have a Mimi: its stages and their processes."""
+"""The pipeline of models that make speech frame by frame: its stages and their processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from sglang_omni.gpus import Gpu, visible_gpus
 if TYPE_CHECKING:
     from sglang_omni.model_runner.config import DecoderConfig
 
-_CODEC, _SPEECH = "sglang_omni.models.codecs.mimi_stages", "sglang_omni.models.frames.speech"
+MIMI_STAGES = "sglang_omni.models.codecs.mimi_stages"
+_SPEECH = "sglang_omni.models.frames.speech"
 
 
-def speech_stages(factories: str) -> list[StageConfig]:
+def speech_stages(factories: str, *, codec: str = MIMI_STAGES) -> list[StageConfig]:
     """A process for the decoders, one for the codec, and one for the stage that computes little.
 
     Args:
         factories: The module with the family's ``create_preprocess`` and ``create_speak``.
+        codec: The module with its codec's ``create_reference`` and ``create_code2wav``.
     """
     return [
         StageConfig(
@@ -33,7 +35,7 @@ def speech_stages(factories: str) -> list[StageConfig]:
             route_fn=f"{_SPEECH}.after_preprocess",
             project_payload={"code2wav": f"{_SPEECH}.to_code2wav"},
         ),
-        StageConfig(name="reference", factory=f"{_CODEC}.create_reference", process="codec", next="speak"),
+        StageConfig(name="reference", factory=f"{codec}.create_reference", process="codec", next="speak"),
         StageConfig(
             name="speak",
             factory=f"{factories}.create_speak",
@@ -43,7 +45,7 @@ def speech_stages(factories: str) -> list[StageConfig]:
         ),
         StageConfig(
             name="code2wav",
-            factory=f"{_CODEC}.create_code2wav",
+            factory=f"{codec}.create_code2wav",
             process="codec",
             terminal=True,
             can_accept_stream_before_payload=True,

@@ -49,6 +49,13 @@ def draw_codes(rows: Tensor) -> Choose:
     return choose
 
 
+def draw_plain(logits: Tensor, uniform: float) -> int:
+    """The code that a random number in [0, 1) draws by logits (codes,), without any filter."""
+    weights = logits.float().softmax(dim=-1).unsqueeze(0)
+    draw = torch.tensor([[uniform]], dtype=torch.float64)
+    return int(_invert(weights, draw.to(weights.device)))
+
+
 def _draw_filtered(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
     """(B, 1), of the codes that the filters keep. As in transformers, top_p is of what top_k left."""
     values, ids = scaled.sort(dim=-1, descending=True, stable=True)

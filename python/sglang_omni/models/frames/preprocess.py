@@ -88,12 +88,18 @@ class SpokenModel(Protocol):
         context_length: The most tokens and frames of a prompt and its speech.
         sample_rate, frame_samples: Of its codec: Hz, and samples of a frame.
         voices: The names that ``voice`` may have; the first is the default.
+        turn_positions: Positions of a turn of a recording, beside its text's tokens and its frames.
     """
 
     context_length: int
     sample_rate: int
     frame_samples: int
     voices: Sequence[str]
+    turn_positions: int
+
+    def opening(self, params: Mapping[str, Any], check: Check) -> list[int]:
+        """Token ids before all turns, by the request's parameters."""
+        ...
 
     def turn(self, voice: str, text: str, check: Check) -> list[int]:
         """Token ids of a text that a voice says, none of them a control token of the user's own."""
@@ -127,15 +133,15 @@ class SpeechPreprocessor:
         parts = [model.turn(voice, text, check) for text in texts]
         if not parts:
             raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
-        data = SpeechParts(parts=parts)
-        length = max(map(len, parts))
+        data = SpeechParts(parts=parts, opening=model.opening(speech.params, check))
+        length = len(data["opening"]) + max(map(len, parts))
         params = {name: value for name, value in speech.params.items() if name != "ref_audio"}
         if (reference := _reference(speech.params)) is not None:
             sound, said = reference
             data["reference"] = model.turn(voice, said, check)
             recording = data["recording"] = limits.recording(sound, model.sample_rate, check)
             frames = -(-len(recording["samples"]) // model.frame_samples)
-            length += len(data["reference"]) + frames + 1
+            length += len(data["reference"]) + frames + model.turn_positions
         if length >= model.context_length:
             told = f"text and recording take {length} of the model's {model.context_length} positions"
             param = "ref_audio" if "recording" in data else "input"

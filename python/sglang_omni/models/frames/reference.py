@@ -29,7 +29,8 @@ def reference_scheduler(
     def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
         data: SpeechParts = payload.data
         ((codes,),) = request.outputs
-        parts = SpeechParts(parts=data["parts"], reference=data["reference"], reference_codes=codes)
+        parts = SpeechParts(**{**data, "reference_codes": codes})
+        del parts["recording"]
         return StagePayload(payload.request_id, payload.request, parts)
 
     def tiny() -> list[EncoderRequest]:

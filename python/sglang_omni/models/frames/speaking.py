@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.models.frames.delay import DelayPattern
 from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.models.frames.state import FrameState
 from sglang_omni.preprocessing.request import stage_params
@@ -39,11 +40,15 @@ class _Part(FrameState):
         index: Which of the parts it is.
         usage: Prompt and completion tokens of all parts before it.
         cut: True if one of them reached its limit of frames.
+        streamed: The frames that have gone out.
     """
 
-    def __init__(self, prompt: Sequence[int | Tensor], sampling: RequestSampling) -> None:
-        super().__init__(prompt, sampling)
+    def __init__(
+        self, prompt: Sequence[int | Tensor], sampling: RequestSampling, pattern: DelayPattern | None
+    ) -> None:
+        super().__init__(prompt, sampling, pattern)
         self.index = 0
+        self.streamed = 0
         self.usage = (0, 0)
         self.cut = False
 
@@ -59,6 +64,7 @@ class FrameSpeaker:
         defaults: Sampling parameters of requests that set none.
         residual_defaults: The same of a frame's codes after the first.
         context_length: The most tokens and frames of a prompt and its speech.
+        pattern: The delay pattern of the decoder's rows, if they have one.
     """
 
     def __init__(
@@ -68,12 +74,14 @@ class FrameSpeaker:
         defaults: Mapping[str, Any],
         residual_defaults: Mapping[str, Any],
         context_length: int,
+        pattern: DelayPattern | None = None,
     ) -> None:
         self._stage = stage
         self._compose = compose
         self._defaults = defaults
         self._residual_defaults = residual_defaults
         self._context_length = context_length
+        self._pattern = pattern
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
         """
@@ -108,13 +116,15 @@ class FrameSpeaker:
         if "reference_codes" in data:
             turns.append(SpokenTurn(data["reference"], data["reference_codes"]))
         text = data["parts"][index]
-        prompt = self._compose(turns, text)
-        if before is not None and before.frames:
-            said = SpokenTurn(data["parts"][index - 1], torch.stack(before.frames))
-            longer = self._compose([*turns, said], text)
+        opening = data["opening"]
+        prompt = [*opening, *self._compose(turns, text)]
+        if before is not None and (frames := before.spoken()):
+            said = SpokenTurn(data["parts"][index - 1], torch.stack(frames))
+            longer = [*opening, *self._compose([*turns, said], text)]
             if len(longer) + (sampling.max_new_tokens or 1) <= self._context_length:
                 prompt = longer
-        state = _Part(prompt, RequestSampling.from_params({**self._residual_defaults, **given}))
+        residual = RequestSampling.from_params({**self._residual_defaults, **given})
+        state = _Part(prompt, residual, self._pattern)
         state.index = index
         # Keys and values depend on all codes of a frame, which no token tells.
         request = EngineRequest(
@@ -126,14 +136,15 @@ class FrameSpeaker:
     def warm_up_requests(self) -> list[EngineRequest]:
         """A text of two tokens and three frames of speech."""
         asked = OmniRequest(None, {"max_new_tokens": 3})
-        return [self.build_request(StagePayload("warm-up", asked, SpeechParts(parts=[[0, 0]])))]
+        return [self.build_request(StagePayload("warm-up", asked, SpeechParts(parts=[[0, 0]], opening=[])))]
 
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
-        """The frames of the new codes."""
-        told = len(request.output_token_ids) - len(new_token_ids)
-        frames = cast(_Part, request.state).frames[told:]
+        """The frames that the new codes complete."""
+        state = cast(_Part, request.state)
+        frames = state.spoken(state.streamed)
+        state.streamed += len(frames)
         return [OutgoingMessage(request.request_id, "stream", torch.stack(frames))] if frames else []
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:

@@ -17,12 +17,14 @@ class SpeechParts(TypedDict):
 
     Attributes:
         parts: Token ids of the texts that are spoken one after another.
+        opening: Token ids before all else in the prompt of each.
         reference: Token ids of what is said in the recording of a voice.
         recording: The recording.
         reference_codes: (frames, groups) int64, what the reference stage makes of it.
     """
 
     parts: list[list[int]]
+    opening: list[int]
     reference: NotRequired[list[int]]
     recording: NotRequired[VoiceRecording]
     reference_codes: NotRequired[Tensor]

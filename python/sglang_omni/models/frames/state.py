@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.models.frames.delay import DelayedRows, DelayPattern
 
 
 class FrameState:
@@ -15,15 +16,26 @@ class FrameState:
     Args:
         prompt: A text token or a frame, (G,) int64 codes, for each place of the prompt.
         sampling: Of the codes after a frame's first.
+        pattern: Of prompt and speech, whose frames are then its rows.
 
     Attributes:
         frames: (G,) int64 codes of each spoken frame.
+        delay: The spoken rows of the pattern; None without one.
         generator: Random generator of the codes; None if they are not drawn.
         is_over: True once a frame was the last.
     """
 
-    def __init__(self, prompt: Sequence[int | Tensor], sampling: RequestSampling) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int | Tensor],
+        sampling: RequestSampling,
+        pattern: DelayPattern | None = None,
+    ) -> None:
         self.sampling = sampling
+        self.delay: DelayedRows | None = None
+        if pattern is not None:
+            self.delay = DelayedRows(pattern, [row for row in prompt if isinstance(row, Tensor)])
+        self._pattern = pattern
         self.frames: list[Tensor] = []
         self.generator: random.Random | None = None
         self.is_over = False
@@ -36,6 +48,14 @@ class FrameState:
         """The text token or the frame at index ``place`` of the sequence."""
         spoken = place - len(self._prompt)
         return self.frames[spoken] if spoken >= 0 else self._prompt[place]
+
+    def is_audio(self, place: int) -> bool:
+        """Whether ``row(place)`` is a frame."""
+        return isinstance(self.row(place), Tensor)
+
+    def spoken(self, first: int = 0) -> list[Tensor]:
+        """The frames from number ``first`` on, as the codec has them."""
+        return self.frames[first:] if self._pattern is None else self._pattern.aligned(self.frames, first)
 
     def ends(self) -> bool:
         """``EngineRequest.ends``."""

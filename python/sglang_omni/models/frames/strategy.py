@@ -92,7 +92,7 @@ class FrameStrategy:
     def write_buffers(
         self, model: FeedbackModel, schedule_batch: FeedbackBatch, requests: Sequence[SequenceSpan]
     ) -> None:
-        rows = [_state(span).row(span.start) for span in requests]
+        rows = [state_of(span).row(span.start) for span in requests]
         if all(isinstance(row, Tensor) and row.device == self._device for row in rows):
             frames = torch.stack(cast(list[Tensor], rows))
             model.feedback.input_rows.append(self._decoder.frame_rows(frames))
@@ -101,23 +101,24 @@ class FrameStrategy:
 
     def _span_rows(self, span: SequenceSpan) -> Tensor:
         """Input rows of a span that may have text, and frames that are on the host."""
-        state = _state(span)
+        state = state_of(span)
         rows = [state.row(place) for place in range(span.start, span.start + span.num_tokens)]
         # The rows of frames are replaced.
         tokens = torch.tensor([row if isinstance(row, int) else 0 for row in rows])
-        embeds = self._decoder.text_rows(self._upload(tokens))
+        embeds = self._decoder.text_rows(self.upload(tokens))
         for here in (True, False):
             places = [i for i, row in enumerate(rows) if isinstance(row, Tensor) and self._has(row) is here]
             if places:
                 frames = torch.stack([cast(Tensor, rows[i]) for i in places])
-                codes = self._decoder.frame_rows(self._upload(frames))
-                embeds.index_copy_(0, self._upload(torch.tensor(places)), codes)
+                codes = self._decoder.frame_rows(self.upload(frames))
+                embeds.index_copy_(0, self.upload(torch.tensor(places)), codes)
         return embeds
 
     def _has(self, frame: Tensor) -> bool:
         return frame.device == self._device
 
-    def _upload(self, numbers: Tensor) -> Tensor:
+    def upload(self, numbers: Tensor) -> Tensor:
+        """Whole numbers of the host, on the decoder's device."""
         return to_device(numbers, self._device)
 
     def extract_output(
@@ -132,18 +133,35 @@ class FrameStrategy:
         speaking = [index for index, token in enumerate(tokens) if token != decoder.end_token]
         if not speaking:
             return
-        states = [_state(requests[index]) for index in speaking]
+        states = [state_of(requests[index]) for index in speaking]
         if len(speaking) < len(requests):
-            hidden = hidden.index_select(0, self._upload(torch.tensor(speaking)))
+            hidden = hidden.index_select(0, self.upload(torch.tensor(speaking)))
         firsts = [decoder.first_code(tokens[index]) for index in speaking]
         given = self._given(firsts, states)
         (codes,) = (self._likeliest if given.shape[1] == 1 else self._drawn)(hidden, given)
-        for index, first, frame in zip(speaking, firsts, codes.unbind(), strict=True):
+        self.deliver([requests[index] for index in speaking], firsts, hidden, codes, outbox)
+
+    def deliver(
+        self,
+        spans: Sequence[SequenceSpan],
+        first_codes: Sequence[int],
+        hidden: Tensor,
+        codes: Tensor,
+        outbox: FeedbackSink,
+    ) -> None:
+        """Puts the frames of a step into ``outbox``, except those that end their speech without a sound.
+
+        Args:
+            hidden: (B, hidden_size), from which the frames were chosen.
+            codes: (B, G) int64, the frames; ``first_codes`` are the first column.
+        """
+        end = self._decoder.end_code
+        for span, first, frame in zip(spans, first_codes, codes.unbind(), strict=True):
             # The host waits for a frame only if its first code lets it be the last.
-            same = (frame == first).tolist() if first == decoder.end_code else [False]
-            _state(requests[index]).is_over = all(same[:-1]) and len(same) > 1
+            same = (frame == first).tolist() if first == end else [False]
+            state_of(span).is_over = all(same[:-1]) and len(same) > 1
             if not all(same):
-                outbox.put(requests[index], frame)
+                outbox.put(span, frame)
 
     def _given(self, first_codes: Sequence[int], states: Sequence[FrameState]) -> Tensor:
         """(B, 1) float64, first codes; if any sequence draws, with rows of ``draw_codes`` behind them."""
@@ -161,5 +179,6 @@ class FrameStrategy:
         return (self._decoder.complete(hidden, given[:, 0].long(), choose),)
 
 
-def _state(span: SequenceSpan) -> FrameState:
+def state_of(span: SequenceSpan) -> FrameState:
+    """The state of a span's sequence."""
     return cast(FrameState, span.state)

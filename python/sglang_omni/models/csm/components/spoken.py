@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.csm.request_params import SPEAKERS
@@ -15,11 +16,16 @@ class CsmTurns:
     """A ``SpokenModel``. A turn is ``[speaker]text`` between the tokenizer's own tokens of start and end."""
 
     voices: Sequence[str] = SPEAKERS
+    # The frame of end codes.
+    turn_positions = 1
 
     def __init__(self, checkpoint: CsmCheckpoint) -> None:
         self.context_length = checkpoint.backbone.max_position_embeddings
         self.sample_rate, self.frame_samples = checkpoint.sample_rate, checkpoint.frame_samples
         self._tokenizer = TextTokenizer(load_tokenizer(checkpoint.path))
+
+    def opening(self, params: Mapping[str, Any], check: Check) -> list[int]:
+        return []
 
     def turn(self, voice: str, text: str, check: Check) -> list[int]:
         hidden = self._tokenizer.hide(f"[{voice}]{text}")
