@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from csm_oracle import CsmOracle
 from fake_machine import FakeMachine, compile_driver
+from higgs_oracle import HiggsOracle
 from hypothesis import HealthCheck, settings
 from qwen2_5_omni_oracle import OmniOracle
 from qwen3_omni_oracle import Oracle
@@ -98,6 +99,16 @@ def csm(tmp_path_factory: pytest.TempPathFactory) -> CsmOracle:
 
     torch.set_num_threads(1)
     return CsmOracle.make(tmp_path_factory.mktemp("csm"))
+
+
+@pytest.fixture(scope="session")
+def higgs(tmp_path_factory: pytest.TempPathFactory) -> HiggsOracle:
+    """A tiny Higgs Audio v2 checkpoint and transformers' model of it, made once a session."""
+
+    import torch
+
+    torch.set_num_threads(1)
+    return HiggsOracle.make(tmp_path_factory.mktemp("higgs"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,57 @@
+"""Higgs Audio v2's pipeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from sglang_omni.config.memory import MemoryDemand
+from sglang_omni.config.schema import StageConfig
+from sglang_omni.models.frames.config import FramesPipelineConfig, speech_stages
+from sglang_omni.models.higgs_audio_v2.request_params import REQUEST_PARAMS, VOICES
+from sglang_omni.preprocessing.request_params import RequestParams
+
+if TYPE_CHECKING:
+    from sglang_omni.model_runner.config import DecoderConfig
+
+_STAGES = "sglang_omni.models.higgs_audio_v2.stages"
+
+
+class HiggsAudioPipelineConfig(FramesPipelineConfig):
+    """Text, and perhaps the recording of a voice, in; speech out."""
+
+    voices: ClassVar[tuple[str, ...]] = VOICES
+    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
+
+    name: str | None = "higgs-audio-v2"
+    stages: list[StageConfig] = Field(default_factory=lambda: speech_stages(_STAGES, codec=_STAGES))
+
+    def speech_decoder(self) -> DecoderConfig:
+        return decoder_config(json.loads((Path(self.model_path) / "config.json").read_bytes()))
+
+    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
+        if stage.name == "speak":
+            return super().memory_demand(stage, args)
+        # It brings torch, which the server's process needs for nothing else.
+        from sglang_omni.models.higgs_audio_v2.memory import codec_demand
+
+        return codec_demand(self.model_path, stage.name, args)
+
+
+def decoder_config(fields: Mapping[str, Any]) -> DecoderConfig:
+    """The shape of the model's decoder: Llama's, with norms and an MLP of their own for audio."""
+    # It brings torch.
+    from sglang_omni.model_runner.config import DecoderConfig
+
+    known = DecoderConfig.from_dict({**fields, "model_type": "llama", "eos_token_id": None})
+    return replace(known, dual_ffn=True)
+
+
+def default_config(model_path: str) -> HiggsAudioPipelineConfig:
+    """The pipeline for a checkpoint, on the first GPU if there is one."""
+    return HiggsAudioPipelineConfig.placed(model_path)
