@@ -62,7 +62,8 @@ class HiggsCase:
 
 def spoken(request: EngineRequest) -> list[list[int]]:
     assert isinstance(request.state, FrameState)
-    return [frame.tolist() for frame in request.state.spoken()]
+    codes: list[list[int]] = request.state.spoken().tolist()
+    return codes
 
 
 def check(requests: list[EngineRequest], said: list[HiggsSaid]) -> None:

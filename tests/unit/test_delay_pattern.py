@@ -21,16 +21,24 @@ def test_frames_become_rows_and_rows_frames() -> None:
     frames = torch.tensor([[0, 1, 2], [3, 4, 5]])
     rows = PATTERN.delayed(frames)
     assert rows.tolist() == [[B, B, B], [0, B, B], [3, 1, B], [E, 4, 2], [E, E, 5], [E, E, E]]
-    spoken = list(rows[:-1])
-    assert torch.stack(PATTERN.aligned(spoken, 0)).tolist() == frames.tolist()
-    assert [frame.tolist() for frame in PATTERN.aligned(spoken, 1)] == [[3, 4, 5]]
-    # A frame is whole once its last group is there.
-    assert [len(PATTERN.aligned(spoken[:count], 0)) for count in range(6)] == [0, 0, 0, 0, 1, 2]
+    speech = DelayedRows(PATTERN, [])
+    counts = []
+    for row in rows.tolist():
+        over = speech.add(row)
+        counts.append(len(speech.frames(0)))
+    # A frame is whole once its last group is there; the last row is of none.
+    assert counts == [0, 0, 0, 1, 2, 2]
+    assert over
+    assert speech.frames(0).tolist() == frames.tolist()
+    assert speech.frames(1).tolist() == [[3, 4, 5]]
+    assert speech.frames(2).shape == (0, 3)
 
 
 def test_a_group_that_ends_early_has_the_last_code() -> None:
-    rows = [torch.tensor(row) for row in ([B, B, B], [0, B, B], [E, 1, B], [E, 4, 2], [E, E, 5])]
-    assert torch.stack(PATTERN.aligned(rows, 0)).tolist() == [[0, 1, 2], [B - 1, 4, 5]]
+    speech = DelayedRows(PATTERN, [])
+    for row in ([B, B, B], [0, B, B], [E, 1, B], [E, 4, 2], [E, E, 5]):
+        assert not speech.add(row)
+    assert speech.frames(0).tolist() == [[0, 1, 2], [B - 1, 4, 5]]
 
 
 def test_rows_begin_and_end_group_by_group() -> None:

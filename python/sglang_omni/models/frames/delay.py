@@ -42,41 +42,28 @@ class DelayPattern(NamedTuple):
             rows[group + 1 : group + 1 + count, group] = frames[:, group]
         return rows
 
-    def aligned(self, rows: Sequence[Tensor], first: int) -> list[Tensor]:
-        """The frames (G,) from number ``first`` on that the rows (G,) of a speech hold whole.
-
-        As in the reference, a group that ends before the others has its last code, ``begin`` - 1, to the end.
-        """
-        groups = self.num_code_groups
-        return [
-            torch.stack(list(rows[t + 1 : t + 1 + groups])).diagonal().clamp(max=self.begin - 1)
-            for t in range(first, len(rows) - groups)
-        ]
-
 
 class DelayedRows:
     """The rows of a speech so far, on the host, and what they demand of the next one.
 
     Args:
-        before: The last rows before the speech, of which ``repetition`` sees its window.
+        before: The rows (G,) before the speech, of which ``repetition`` sees the last.
     """
 
     def __init__(self, pattern: DelayPattern, before: Sequence[Tensor]) -> None:
         self._pattern = pattern
         window = 0 if pattern.repetition is None else pattern.repetition.window
-        recent = before[-window:] if window else []
-        self._rows: list[list[int]] = [row.tolist() for row in recent]
-        self._count = 0
+        self._before: list[list[int]] = [row.tolist() for row in before[len(before) - window :]]
+        self._spoken: list[list[int]] = []
         # The first row in which a group has ended.
         self._ended: int | None = None
 
     def settle(self, chosen: Sequence[int]) -> list[int]:
         """The next row: codes where the pattern leaves a choice, and what it demands elsewhere."""
-        begin, end = self._pattern.begin, self._pattern.end
-        over = 0 if self._ended is None else self._count - self._ended
+        step, (begin, end) = len(self._spoken), self._pattern[1:3]
+        over = 0 if self._ended is None else step - self._ended
         return [
-            begin if group >= self._count else end if group < over else code
-            for group, code in enumerate(chosen)
+            begin if group >= step else end if group < over else code for group, code in enumerate(chosen)
         ]
 
     def repeated(self, row: Sequence[int]) -> list[int]:
@@ -85,7 +72,9 @@ class DelayedRows:
         if pattern.repetition is None:
             return []
         window, most = pattern.repetition
-        recent = self._rows[-window:]
+        recent = self._spoken[-window:]
+        if len(recent) < window:
+            recent = [*self._before, *recent][-window:]
         return [
             group
             for group, code in enumerate(row)
@@ -94,8 +83,22 @@ class DelayedRows:
 
     def add(self, row: list[int]) -> bool:
         """Takes the next row. True if it ends the speech: it then has no code, and belongs to no frame."""
+        if all(code == self._pattern.end for code in row):
+            return True
         if self._ended is None and self._pattern.end in row:
-            self._ended = self._count
-        self._rows.append(row)
-        self._count += 1
-        return all(code == self._pattern.end for code in row)
+            self._ended = len(self._spoken)
+        self._spoken.append(row)
+        return False
+
+    def frames(self, first: int) -> Tensor:
+        """The whole frames (n, G) int64 from number ``first`` on.
+
+        As in the reference, a group that ends before the others has its last code, ``begin`` - 1, to the end.
+        """
+        groups, last = self._pattern.num_code_groups, self._pattern.begin - 1
+        rows = self._spoken
+        frames = [
+            [min(rows[frame + 1 + group][group], last) for group in range(groups)]
+            for frame in range(first, len(rows) - groups)
+        ]
+        return torch.tensor(frames, dtype=torch.int64).view(-1, groups)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from sglang_omni.engines.request import EngineRequest
@@ -118,8 +117,8 @@ class FrameSpeaker:
         text = data["parts"][index]
         opening = data["opening"]
         prompt = [*opening, *self._compose(turns, text)]
-        if before is not None and (frames := before.spoken()):
-            said = SpokenTurn(data["parts"][index - 1], torch.stack(frames))
+        if before is not None and len(frames := before.spoken()):
+            said = SpokenTurn(data["parts"][index - 1], frames)
             longer = [*opening, *self._compose([*turns, said], text)]
             if len(longer) + (sampling.max_new_tokens or 1) <= self._context_length:
                 prompt = longer
@@ -145,7 +144,7 @@ class FrameSpeaker:
         state = cast(_Part, request.state)
         frames = state.spoken(state.streamed)
         state.streamed += len(frames)
-        return [OutgoingMessage(request.request_id, "stream", torch.stack(frames))] if frames else []
+        return [OutgoingMessage(request.request_id, "stream", frames)] if len(frames) else []
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         prompt_tokens, frames = _usage(request)

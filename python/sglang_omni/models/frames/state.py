@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
@@ -35,7 +36,6 @@ class FrameState:
         self.delay: DelayedRows | None = None
         if pattern is not None:
             self.delay = DelayedRows(pattern, [row for row in prompt if isinstance(row, Tensor)])
-        self._pattern = pattern
         self.frames: list[Tensor] = []
         self.generator: random.Random | None = None
         self.is_over = False
@@ -53,9 +53,12 @@ class FrameState:
         """Whether ``row(place)`` is a frame."""
         return isinstance(self.row(place), Tensor)
 
-    def spoken(self, first: int = 0) -> list[Tensor]:
-        """The frames from number ``first`` on, as the codec has them."""
-        return self.frames[first:] if self._pattern is None else self._pattern.aligned(self.frames, first)
+    def spoken(self, first: int = 0) -> Tensor:
+        """The frames (n, G) from number ``first`` on as the codec has them: of a pattern, on the host."""
+        if self.delay is not None:
+            return self.delay.frames(first)
+        new = self.frames[first:]
+        return torch.stack(new) if new else torch.zeros((0, 0), dtype=torch.int64)
 
     def ends(self) -> bool:
         """``EngineRequest.ends``."""
