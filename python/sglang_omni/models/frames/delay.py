@@ -60,7 +60,7 @@ class DelayedRows:
 
     def settle(self, chosen: Sequence[int]) -> list[int]:
         """The next row: codes where the pattern leaves a choice, and what it demands elsewhere."""
-        step, (begin, end) = len(self._spoken), self._pattern[1:3]
+        begin, end, step = self._pattern.begin, self._pattern.end, len(self._spoken)
         over = 0 if self._ended is None else step - self._ended
         return [
             begin if group >= step else end if group < over else code for group, code in enumerate(chosen)
