@@ -42,14 +42,27 @@ class HiggsOracle:
     @classmethod
     def make(cls, path: Path, seed: int = 0, **shape: Any) -> HiggsOracle:
         import torch
-        from transformers import AutoProcessor, HiggsAudioV2ForConditionalGeneration
+        from transformers import (
+            AutoTokenizer,
+            DacFeatureExtractor,
+            HiggsAudioV2ForConditionalGeneration,
+            HiggsAudioV2Processor,
+            HiggsAudioV2TokenizerModel,
+        )
 
         make(path, seed, **shape)
         model = HiggsAudioV2ForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
         # It draws again even what is chosen greedily.
         model.generation_config.ras_win_len = None
-        processor = AutoProcessor.from_pretrained(path)
-        processor.audio_tokenizer.eval()
+        codec = path / "audio_tokenizer"
+        processor = HiggsAudioV2Processor(
+            feature_extractor=DacFeatureExtractor.from_pretrained(codec),
+            tokenizer=AutoTokenizer.from_pretrained(path),
+            audio_tokenizer=HiggsAudioV2TokenizerModel.from_pretrained(codec).eval(),
+            chat_template=(path / "chat_template.jinja").read_text(),
+            audio_stream_bos_id=model.config.audio_stream_bos_id,
+            audio_stream_eos_id=model.config.audio_stream_eos_id,
+        )
         return cls(path, model, processor)
 
     def inputs(self, text: str, before: Sequence[SaidBefore] = (), scene: str = _SCENE) -> Any:

@@ -1,5 +1,6 @@
 """What each family's answers are compared with: ``NAME.py`` has ``SHAPES`` and ``subject``, and perhaps
-``ENGINES``; see ``text.py`` and ``whisper.py``.
+``ENGINES``; see ``text.py`` and ``whisper.py``. ``REFERENCE_NEEDS`` are modules that the reference
+needs and serving does not: without them, ``all`` leaves the family out and says so.
 
 ``make parity MODEL=NAME SEEDS=0,1 ENGINE=omni`` runs ``sglang_omni.testing.check`` on it.
 ``python -m parity`` is the same, with more options.

@@ -18,6 +18,8 @@ from sglang_omni.testing import Answer, Case
 
 # SGLang has no layers with a second MLP.
 ENGINES = ("omni",)
+# transformers' class of the codec.
+REFERENCE_NEEDS = ("torchaudio",)
 SHAPES: dict[str, dict[str, int]] = {
     "deep": {"layers": 4, "heads": 2, "kv_heads": 1},
     "many codebooks": {"hidden_size": 48, "heads": 6, "kv_heads": 6, "codebooks": 8, "codes": 128},

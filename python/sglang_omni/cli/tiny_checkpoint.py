@@ -93,8 +93,7 @@ def _make(name: str, target: str, argv: Sequence[str], *, prog: str) -> int:
     try:
         _write(make, directory, chosen["seed"], shape, overwrite=chosen["overwrite"])
     except ModuleNotFoundError as exc:
-        told = f"a checkpoint is made with {exc.name}, not installed here:\n  {install_line('serve')}"
-        print(told, file=sys.stderr)
+        print(_told(exc), file=sys.stderr)
         return 1
     except (ValueError, OSError) as exc:
         print(exc, file=sys.stderr)
@@ -104,6 +103,16 @@ def _make(name: str, target: str, argv: Sequence[str], *, prog: str) -> int:
         f"{directory}: {size / 1e6:.1f} MB of random weights, seed {chosen['seed']}; its answers mean nothing"
     )
     return 0
+
+
+def _told(exc: ModuleNotFoundError) -> str:
+    """What is missing, or what keeps transformers from importing its own modules."""
+    if exc.name is not None:
+        return f"a checkpoint is made with {exc.name}, not installed here:\n  {install_line('serve')}"
+    cause: BaseException = exc
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return f"a checkpoint is made with transformers, which cannot be imported here: {cause}"
 
 
 def _options(make: Callable[..., Any], shape: type | None) -> Iterator[_Option]:
@@ -142,6 +151,8 @@ def _write(
         ModuleNotFoundError: A package that it is made with is not installed.
         ValueError: The seed or a part of the shape is impossible.
     """
+    from huggingface_hub.errors import StrictDataclassError
+
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     # Loaders would read the shards of an earlier checkpoint, too.
@@ -155,7 +166,11 @@ def _write(
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         # That folder is for its owner alone; the checkpoint is not.
         made = Path(folder) / "checkpoint"
-        make(made, seed, **shape)
+        try:
+            make(made, seed, **shape)
+        except StrictDataclassError as exc:
+            # What transformers' configs refuse: the reason is its cause.
+            raise ValueError(f"no model has this shape: {exc.__cause__ or exc}") from exc
         for file in old:
             file.unlink()
         shutil.copytree(made, directory, dirs_exist_ok=True)

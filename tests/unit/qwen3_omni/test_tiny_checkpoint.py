@@ -176,3 +176,35 @@ def test_what_it_is_made_with_is_named_where_it_is_missing(tmp_path, monkeypatch
     assert cli.main(["make-tiny-checkpoint", "qwen3_omni", str(target), "--overwrite"]) == 1
     assert "tokenizers, not installed here:\n  pip install" in capsys.readouterr().err
     assert (target / "model-00001-of-00001.safetensors").read_bytes() == b"precious"
+
+
+def test_what_keeps_transformers_from_its_modules_is_told(tmp_path, monkeypatch, capsys):
+    """Its own error names no module, and says nothing of why."""
+
+    def make(path, seed=0, **shape):
+        try:
+            raise RuntimeError("compiled with different CUDA versions")
+        except RuntimeError as exc:
+            raise ModuleNotFoundError("Could not import module 'AutoModel'") from exc
+
+    monkeypatch.setattr("sglang_omni.models.csm.tiny_checkpoint.make", make)
+    assert cli.main(["make-tiny-checkpoint", "csm", str(tmp_path / "model")]) == 1
+    told = capsys.readouterr().err
+    assert told == (
+        "a checkpoint is made with transformers, which cannot be imported here: "
+        "compiled with different CUDA versions\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "option", "told"),
+    [
+        ("csm", "--codes", "must be a power of 2"),
+        ("higgs_audio_v2", "--heads", "is not a multiple of the number of attention heads"),
+    ],
+)
+def test_a_shape_that_transformers_refuses_is_told(tmp_path, capsys, family, option, told):
+    target = tmp_path / family
+    assert cli.main(["make-tiny-checkpoint", family, str(target), option, "5"]) == 1
+    assert told in capsys.readouterr().err
+    assert not target.exists()

@@ -16,7 +16,7 @@ def codec_dir(model_path: str | Path, codec_path: str | None, *, weights: bool =
     Args:
         model_path: Directory of the model's checkpoint.
         codec_path: The codec's directory or hub id; None for the checkpoint's folder ``audio_tokenizer``, or
-            else what its processor_config.json names.
+            else what its processor_config.json names, which may be relative to it.
         weights: Whether the weights are wanted too.
 
     Raises:
@@ -30,6 +30,8 @@ def codec_dir(model_path: str | Path, codec_path: str | None, *, weights: bool =
     if named is None:
         told = read_json(directory / "processor_config.json").get("audio_tokenizer") or {}
         named = told.get("audio_tokenizer_name_or_path")
+        if named and (directory / named).is_dir():
+            return directory / named
     if named and hub.is_repo_id(named):
         return hub.download(named, weights=weights)
     if not named or not (found := Path(named).expanduser()).is_dir():

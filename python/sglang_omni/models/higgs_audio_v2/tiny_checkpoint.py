@@ -117,7 +117,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
         "feature_extractor": json.loads((codec / "preprocessor_config.json").read_text()),
         "audio_tokenizer": {
             "audio_tokenizer_class": "HiggsAudioV2TokenizerModel",
-            "audio_tokenizer_name_or_path": str(codec),
+            "audio_tokenizer_name_or_path": codec.name,
         },
         "audio_stream_bos_id": tiny.codes,
         "audio_stream_eos_id": tiny.codes + 1,
