@@ -36,6 +36,8 @@ class Family:
             ``SHAPE``.
         proved_against: With what its answers were compared, and what of them was equal.
         packages: Modules that its stages import, by the command that installs them.
+        files: Names or patterns of the files that its stages read beside configs, tokenizer and the weights
+            that ``sglang_omni.weight_files`` chooses. No others are downloaded from the hub.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Family:
     maker: str | None = None
     proved_against: str = ""
     packages: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    files: tuple[str, ...] = ()
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -101,6 +104,7 @@ FAMILIES = (
         maker=f"{_MODELS}.qwen2_5_omni.tiny_checkpoint.make:make",
         proved_against="transformers 5.19 Qwen2_5Omni: tokens, codes, samples",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA, "PIL")),),
+        files=("spk_dict.pt",),
     ),
     Family(
         name="fish_s2_pro",
@@ -114,6 +118,7 @@ FAMILIES = (
         maker=f"{_MODELS}.fish_s2_pro.tiny_checkpoint:make",
         proved_against="the authors' codec: samples and codes; a plain loop without caches: codes",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA)),),
+        files=("codec.pth",),
     ),
     Family(
         name="csm",
@@ -140,6 +145,7 @@ FAMILIES = (
         maker=f"{_MODELS}.higgs_audio_v2.tiny_checkpoint:make",
         proved_against="transformers 5.19 HiggsAudioV2 and its tokenizer: codes, samples",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA, "transformers")),),
+        files=("audio_tokenizer/*.safetensors",),
     ),
     Family(
         name="whisper",

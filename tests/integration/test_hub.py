@@ -17,12 +17,19 @@ from fake_hub import SHA, FakeHub, fake_hub
 # for many, because huggingface_hub reads its environment when it is imported.
 _ASK = """
 import json, sys
-from sglang_omni.hub import HubError, download
+from sglang_omni.hub import HubError, download, plan
+from sglang_omni.serve.launch.registry import PipelineError, own_files
 for line in sys.stdin:
     arguments, options = json.loads(line)
     try:
+        if options.pop("plan", False):
+            planned = plan(*arguments, own_files=own_files)
+            print(json.dumps(["plan", str(planned.directory), planned.size, planned.missing_size]))
+            continue
+        if options.pop("served", False):
+            options["own_files"] = own_files
         print(json.dumps(["there", str(download(*arguments, **options))]))
-    except HubError as exc:
+    except (HubError, PipelineError) as exc:
         print(json.dumps(["error", str(exc)]))
 """
 FILES = {
@@ -31,7 +38,7 @@ FILES = {
     "chat_template.jinja": "x",
     "model-00001-of-00001.safetensors": "weights",
     "consolidated.safetensors": "the same weights",
-    "codec.pth": "a codec",
+    "codec.pth": "a codec that no family asks for",
     "pytorch_model.bin": "the same weights",
     "original/params.json": "{}",
     "README.md": "words",
@@ -52,6 +59,83 @@ def ask(environment: dict[str, str], *questions: tuple[list[Any], dict[str, Any]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def index(*shards: str) -> str:
+    return json.dumps({"weight_map": {f"tensor.{shard}": shard for shard in shards}})
+
+
+def shards(name: str, count: int) -> list[str]:
+    return [f"{name}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+_QWEN = ["chat_template.json", "generation_config.json", "merges.txt", "tokenizer_config.json", "vocab.json"]
+_WHISPER = [
+    "added_tokens.json",
+    "generation_config.json",
+    "merges.txt",
+    "normalizer.json",
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+]
+_CSM = [
+    "chat_template.jinja",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
+# By published id: the fields of config.json that say what is fetched; the files to be fetched beside it, and
+# those to be left.
+PUBLISHED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "Qwen/Qwen3-Omni-30B-A3B-Instruct": (
+        {"model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"]},
+        [*_QWEN, "configuration.json", "model.safetensors.index.json", *shards("model", 15)],
+        ["README.md", ".gitattributes"],
+    ),
+    "Qwen/Qwen2.5-Omni-7B": (
+        {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniModel"]},
+        [
+            *(*_QWEN, "added_tokens.json", "preprocessor_config.json", "special_tokens_map.json"),
+            *("model.safetensors.index.json", *shards("model", 5), "spk_dict.pt"),
+        ],
+        ["README.md", "LICENSE"],
+    ),
+    "sesame/csm-1b": (
+        {
+            "model_type": "csm",
+            "architectures": ["CsmForConditionalGeneration"],
+            "transformers_weights": "transformers.safetensors.index.json",
+        },
+        [*_CSM, "transformers.safetensors.index.json", *shards("transformers", 2)],
+        ["README.md", "ckpt.pt", "model.safetensors", "prompts/conversational_a.wav"],
+    ),
+    "openai/whisper-large-v3": (
+        {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]},
+        [
+            *_WHISPER,
+            "model.safetensors",
+            # Small, and no weights.
+            *("model.safetensors.index.fp32.json", "pytorch_model.bin.index.fp32.json"),
+        ],
+        [
+            *(*shards("model.fp32", 2), "flax_model.msgpack", "pytorch_model.bin"),
+            *(f"pytorch_model.fp32-0000{number}-of-00002.bin" for number in (1, 2)),
+        ],
+    ),
+    "fishaudio/s2-pro": (
+        {"model_type": "fish_qwen3_omni", "architectures": ["FishQwen3OmniForCausalLM"]},
+        [
+            *("chat_template.jinja", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
+            *("model.safetensors.index.json", *shards("model", 2), "codec.pth"),
+        ],
+        ["README.md", "overview.png"],
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("repos")
@@ -60,7 +144,17 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             file = folder / name / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-    return {f"org/{name}": folder / name for name in ("whole", "gated", "bare")}
+    for repo, (fields, fetched, left) in PUBLISHED.items():
+        shard_names = [name for name in fetched if name.endswith(".safetensors")]
+        for name in (*fetched, *left):
+            file = folder / repo / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            is_index = name.endswith(".safetensors.index.json")
+            file.write_text(index(*shard_names) if is_index else f"the content of {name}")
+        (folder / repo / "config.json").write_text(json.dumps(fields))
+    return {f"org/{name}": folder / name for name in ("whole", "gated", "bare")} | {
+        repo: folder / repo for repo in PUBLISHED
+    }
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +183,7 @@ def test_what_is_downloaded_and_what_errors_say(hub: FakeHub, tmp_path: Path) ->
     there = {str(file.relative_to(directory)) for file in directory.rglob("*") if file.is_file()}
     assert there == {
         *("config.json", "tokenizer.json", "chat_template.jinja"),
-        *("model-00001-of-00001.safetensors", "codec.pth"),
+        "model-00001-of-00001.safetensors",
     }
     assert "Bearer hf_mine" in hub.tokens
     downloads = {path: count for path, count in hub.requests.items() if path.startswith("GET /org/whole/")}
@@ -101,7 +195,7 @@ def test_what_is_downloaded_and_what_errors_say(hub: FakeHub, tmp_path: Path) ->
     assert "hf auth login" in gated[1]
     assert "org/nothing is not on" in unknown[1]
     assert "check the name" in unknown[1]
-    assert "org/bare has no safetensors files" in bare[1]
+    assert bare[1].startswith("org/bare cannot be served: it has neither model.safetensors nor")
 
     offline = environment | {"HF_HUB_OFFLINE": "1"}
     cached, missing = ask(offline, (["org/whole"], {}), (["org/other"], {}))
@@ -118,3 +212,53 @@ def test_without_a_network(tmp_path: Path) -> None:
     assert "org/whole cannot be downloaded (ConnectError" in answer[1]
     assert "HTTPS_PROXY" in answer[1]
     assert "give its directory" in answer[1]
+
+
+def test_of_a_published_repository_is_fetched_what_its_family_reads(
+    hub: FakeHub, repos: dict[str, Path], tmp_path: Path
+) -> None:
+    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+    planned = ask(environment, *(([repo], {"plan": True}) for repo in PUBLISHED))
+    for (repo, (_, fetched, _)), (_, directory, size, missing) in zip(
+        PUBLISHED.items(), planned, strict=True
+    ):
+        sizes = {name: (repos[repo] / name).stat().st_size for name in ("config.json", *fetched)}
+        here = {path.name for path in Path(directory).rglob("*") if path.is_file()}
+        assert here == {
+            name for name in sizes if name == "config.json" or name.endswith("tensors.index.json")
+        }
+        assert size == sum(sizes.values())
+        assert missing == sum(sizes[name] for name in sizes if name not in here)
+
+    served = ask(environment, *(([repo], {"served": True}) for repo in PUBLISHED))
+    for (repo, (_, fetched, left)), (_, directory) in zip(PUBLISHED.items(), served, strict=True):
+        there = {str(path.relative_to(directory)) for path in Path(directory).rglob("*") if path.is_file()}
+        assert there == {"config.json", *fetched}
+        assert not there & set(left)
+        asked = [path for path in hub.requests if path.startswith(f"GET /{repo}/resolve/")]
+        assert {hub.requests[path] for path in asked} == {1}, "nothing comes twice"
+
+    offline = environment | {"HF_HUB_OFFLINE": "1"}
+    lost = Path(served[1][1]) / "model-00002-of-00005.safetensors"
+    lost.unlink()
+    csm, incomplete, plan = ask(
+        offline,
+        (["sesame/csm-1b"], {"served": True}),
+        (["Qwen/Qwen2.5-Omni-7B"], {"served": True}),
+        (["sesame/csm-1b"], {"plan": True}),
+    )
+    assert csm == served[2]
+    assert "Qwen/Qwen2.5-Omni-7B is not, or not completely, in the cache" in incomplete[1]
+    assert plan == ["plan", csm[1], planned[2][2], 0]
+
+
+def test_what_no_family_serves_is_told_before_its_weights_are_fetched(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("unknown")
+    (folder / "config.json").write_text('{"model_type": "vits"}')
+    (folder / "model.safetensors").write_text("weights")
+    with fake_hub({"org/vits": folder}) as hub:
+        (answer,) = ask({"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}, (["org/vits"], {"served": True}))
+    assert "no pipeline for model_type 'vits'" in answer[1]
+    assert not [path for path in hub.requests if path.endswith("model.safetensors")]

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
+from sglang_omni.weight_files import weight_files_in
+
 # A header is a few hundred bytes a tensor; a larger one is no safetensors file.
 _MAX_HEADER_BYTES = 100_000_000
 # Of safetensors' names of dtypes, those of plain floats, which are converted while they are loaded.
@@ -49,7 +49,7 @@ class TensorSize(NamedTuple):
 
 
 def tensor_sizes(model_path: str | Path) -> tuple[TensorSize, ...]:
-    """Every tensor of a checkpoint directory: one safetensors file, shards with an index, or loose shards.
+    """Every tensor of a checkpoint directory, in the files that ``sglang_omni.weight_files`` chooses.
 
     Raises:
         FileNotFoundError: There are no weights, or a shard is missing.
@@ -73,22 +73,14 @@ def loaded_bytes(
 
 
 def _files(directory: Path) -> list[Path]:
-    if (single := directory / _SINGLE_FILE).is_file():
-        return [single]
-    if not (index := directory / _INDEX_FILE).is_file():
-        if files := sorted(directory.glob("*.safetensors")):
-            return files
-        raise FileNotFoundError(f"{directory} has neither {_SINGLE_FILE} nor {_INDEX_FILE}")
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise ValueError(f"{index} is no index of safetensors files: {exc!r}") from exc
-    for name in names:
+    chosen = weight_files_in(directory)
+    for name in chosen.files:
         if not (directory / name).is_file():
+            lists = directory / chosen.index if chosen.index else "config.json"
             raise FileNotFoundError(
-                f"{index} lists {name}, which is not there: download the checkpoint again"
+                f"{lists} lists {name}, which is not there: download the checkpoint again"
             )
-    return [directory / name for name in names]
+    return [directory / name for name in chosen.files]
 
 
 @lru_cache(maxsize=4)

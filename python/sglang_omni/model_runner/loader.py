@@ -1,8 +1,7 @@
-"""Reads weights from a Hugging Face checkpoint directory: one safetensors file, or shards with an index."""
+"""Reads weights from a checkpoint's safetensors files: those that ``sglang_omni.weight_files`` chooses."""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -18,9 +17,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from tqdm import tqdm
 
 from sglang_omni.model_runner.readahead import read_ahead
+from sglang_omni.weight_files import weight_files_in
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 logger = logging.getLogger(__name__)
@@ -59,7 +57,10 @@ class Checkpoint:
         self._device = device
         self._opened: dict[Path, Any] = {}
         self._ahead: set[Path] = set()
-        self._owner = self._find_tensors()
+        chosen = weight_files_in(self._directory)
+        self._owner = {name: self._directory / file for name, file in chosen.weight_map.items()}
+        if chosen.index is None:
+            self._owner = self._list_tensors(chosen.files)
         self._left = {name for name in self._owner if name.startswith(component)}
         if not self._left:
             raise ValueError(
@@ -69,7 +70,7 @@ class Checkpoint:
         for shard in sorted({self._owner[name] for name in self._left}):
             if not shard.is_file():
                 raise FileNotFoundError(
-                    f"{self._directory / INDEX_FILE} lists {shard.name}, which is not there: "
+                    f"{self._directory / (chosen.index or '')} lists {shard.name}, which is not there: "
                     f"download the checkpoint again"
                 )
         self._began = time.perf_counter()
@@ -81,21 +82,17 @@ class Checkpoint:
             disable=not sys.stderr.isatty(),
         )
 
-    def _find_tensors(self) -> dict[str, Path]:
-        single = self._directory / SINGLE_FILE
-        if single.is_file():
-            return dict.fromkeys(self._open(single).keys(), single)
-        index = self._directory / INDEX_FILE
-        if not index.is_file():
-            raise FileNotFoundError(f"{self._directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
-        try:
-            weight_map = json.loads(index.read_text())["weight_map"]
-            return {name: self._directory / shard for name, shard in weight_map.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{index} is no index of shards: it must be an object with a 'weight_map' from names of "
-                f"tensors to names of files ({error!r})"
-            ) from None
+    def _list_tensors(self, files: Sequence[str]) -> dict[str, Path]:
+        """The file of each tensor, of files without an index."""
+        owner: dict[str, Path] = {}
+        for path in (self._directory / file for file in files):
+            for name in dict.fromkeys(self._open(path).keys()):
+                if (first := owner.setdefault(name, path)) != path:
+                    raise ValueError(
+                        f"{name!r} is both in {first} and in {path.name}: without an index nothing says "
+                        f"which of them holds the weights; move the other away"
+                    )
+        return owner
 
     def _open(self, path: Path) -> Any:
         if path not in self._opened:

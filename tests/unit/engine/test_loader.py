@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sglang_omni.model_runner import loader, readahead
+from sglang_omni import weight_files
+from sglang_omni.model_runner import readahead
 from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
 
 TENSORS = {
@@ -33,7 +34,7 @@ def sharded(tmp_path: Path) -> Path:
         tensors = {name: tensor for name, tensor in TENSORS.items() if name.startswith(part)}
         save_file(tensors, tmp_path / shard)
         weight_map.update(dict.fromkeys(tensors, shard))
-    (tmp_path / loader.INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (tmp_path / weight_files.INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return tmp_path
 
 
@@ -99,9 +100,9 @@ def test_an_absent_shard_is_named(sharded: Path) -> None:
 
 
 def test_a_tensor_that_is_not_where_the_index_says(sharded: Path) -> None:
-    index = json.loads((sharded / loader.INDEX_FILE).read_text())
+    index = json.loads((sharded / weight_files.INDEX_FILE).read_text())
     index["weight_map"]["ear.ghost"] = "model-00001-of-00002.safetensors"
-    (sharded / loader.INDEX_FILE).write_text(json.dumps(index))
+    (sharded / weight_files.INDEX_FILE).write_text(json.dumps(index))
 
     with pytest.raises(ValueError, match=r"00001-of-00002.safetensors does not hold 'ear\.ghost'"):
         Checkpoint(sharded, torch.float32).take("ear.ghost", (1,))
@@ -109,7 +110,7 @@ def test_a_tensor_that_is_not_where_the_index_says(sharded: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 4, 60, -1])
 def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
-    path = tmp_path / loader.SINGLE_FILE
+    path = tmp_path / weight_files.SINGLE_FILE
     save_file(TENSORS, path)
     path.write_bytes(path.read_bytes()[:keep])
 
@@ -121,7 +122,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
     "text", ["", "{", "[]", '{"metadata": {}}', '{"weight_map": 3}', '{"weight_map": {"a": 1}}']
 )
 def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / loader.INDEX_FILE).write_text(text)
+    (tmp_path / weight_files.INDEX_FILE).write_text(text)
 
     with pytest.raises(ValueError, match="is no index of shards"):
         Checkpoint(tmp_path, torch.float32)
@@ -144,7 +145,7 @@ class Ear(nn.Module):
 
 def test_a_module_keeps_what_no_checkpoint_holds(tmp_path: Path) -> None:
     tensors = {f"ear.{name}": tensor + 1 for name, tensor in Ear().state_dict().items()}
-    save_file(tensors, tmp_path / loader.SINGLE_FILE)
+    save_file(tensors, tmp_path / weight_files.SINGLE_FILE)
     with weights_on_meta():
         ear = Ear()
     assert all(parameter.is_meta for parameter in ear.parameters())
@@ -198,7 +199,7 @@ def test_the_components_part_of_a_shard_is_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In order, in pieces, from its first tensor to its last, whichever is taken first."""
-    path = tmp_path / loader.SINGLE_FILE
+    path = tmp_path / weight_files.SINGLE_FILE
     tensors = {f"{part}.{n}": torch.full((300,), n, dtype=torch.uint8) for part in "abc" for n in range(4)}
     save_file(tensors, path)
     asked: list[tuple[int, int]] = []
@@ -226,7 +227,7 @@ def test_the_components_part_of_a_shard_is_read_ahead(
 def test_a_system_that_reads_nothing_ahead_loads_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    save_file({"a": torch.ones(300)}, tmp_path / loader.SINGLE_FILE)
+    save_file({"a": torch.ones(300)}, tmp_path / weight_files.SINGLE_FILE)
     monkeypatch.setattr(readahead, "_LEAST_BYTES", 0)
     monkeypatch.delattr(os, "posix_fadvise")
     checkpoint = Checkpoint(tmp_path, None)

@@ -62,7 +62,7 @@ def test_a_config_puts_a_checkpoint_into_the_spoken_pipeline(checkpoint, tmp_pat
 def test_a_hubs_id_becomes_a_directory(checkpoint, tmp_path, monkeypatch):
     asked = []
 
-    def download(*given, weights=True):
+    def download(*given, weights=True, own_files):
         asked.append((*given, weights))
         return tmp_path
 
@@ -92,7 +92,7 @@ def test_a_fleets_replicas_get_the_downloaded_directory(checkpoint, tmp_path, mo
         return 0
 
     monkeypatch.setattr("sglang_omni.serve.launch.fleet.run_fleet", run_fleet)
-    monkeypatch.setattr("sglang_omni.hub.download", lambda *_, weights: tmp_path)
+    monkeypatch.setattr("sglang_omni.hub.download", lambda *_, weights, own_files: tmp_path)
     checkpoint(model_type="llama")
     assert launch_server.main(["org/model", "--revision", "v1", "--dp-size", "2", "--port", "0"]) == 0
     assert given[:4] == ["--model-path", str(tmp_path), "--served-model-name", "org/model"]

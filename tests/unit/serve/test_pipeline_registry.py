@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sglang_omni.serve.launch.pipelines import LaunchError, load_pipeline
-from sglang_omni.serve.launch.registry import PipelineError, pipeline_of, pipelines
+from sglang_omni.serve.launch.registry import PipelineError, own_files, pipeline_of, pipelines
 
 CONFIG = """
 from sglang_omni.config import PipelineConfig, StageConfig
@@ -63,6 +63,24 @@ def test_an_architecture_goes_before_the_model_type(install) -> None:
     assert pipeline_of({**fields, "model_type": "other", "architectures": ["OtherForCausalLM"]}).name == (
         "*ForCausalLM"
     )
+
+
+def test_a_family_says_which_files_it_reads_beside_the_weights(install) -> None:
+    family = (
+        "from sglang_omni.families import Family\nF = Family('f', 'my_family:Config', files=('voices.bin',))"
+    )
+    install("my_family", CONFIG + family, FamilyModel="my_family:F")
+    declared = CONFIG.replace("StageConfig\n", "StageConfig\nfrom typing import ClassVar\n").replace(
+        "    stages", "    files: ClassVar = ('vocoder.pth',)\n    stages"
+    )
+    install("my_class", declared, ClassModel="my_class:Config", PlainModel="my_class:PipelineConfig")
+    assert own_files({"architectures": ["FamilyModel"]}) == ("voices.bin",)
+    assert own_files({"architectures": ["ClassModel"]}) == ("vocoder.pth",)
+    assert own_files({"architectures": ["PlainModel"]}) == ()
+    assert own_files({"model_type": "qwen2_5_omni"}) == ("spk_dict.pt",)
+    assert own_files({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}) == ()
+    with pytest.raises(PipelineError, match="no pipeline for model_type 'unheard-of'"):
+        own_files({"model_type": "unheard-of"})
 
 
 def test_a_broken_package_is_told_in_a_line_and_harms_no_other_model(install, checkpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni import hub
 from sglang_omni.families import family_named
 from sglang_omni.packages import missing
-from sglang_omni.serve.launch.registry import PipelineError, pipeline_of
+from sglang_omni.serve.launch.registry import PipelineError, own_files, pipeline_of
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
@@ -48,12 +49,13 @@ def load_pipeline(
         config = load_config(config_file)
         given = model_path or config.model_path
         if model_path is not None or revision is not None or _is_wanted_from_hub(config):
-            config.model_path = _local(given, revision, weights=weights)
+            config.model_path = _local(given, revision, _own_files_if_known, weights=weights)
         return config
     given = model_path or DEFAULT_MODEL
     if given == DEFAULT_MODEL:
         speech_chat = family_named("speech_chat").config.replace(":", ".")
-        return import_string(speech_chat)(model_path=_local(given, revision, weights=weights))
+        path = _local(given, revision, own_files, weights=weights)
+        return import_string(speech_chat)(model_path=path)
     return pipeline_for(given, revision, weights=weights)
 
 
@@ -70,7 +72,7 @@ def pipeline_for(
     Raises:
         LaunchError: There is no such checkpoint, or no pipeline for it.
     """
-    path = _local(given, revision, weights=weights)
+    path = _local(given, revision, own_files, weights=weights)
     try:
         config = pipeline_of(_checkpoint_fields(Path(path), flag)).config(path)
     except PipelineError as exc:
@@ -92,7 +94,15 @@ def _is_wanted_from_hub(config: PipelineConfig) -> bool:
         return False
 
 
-def _local(model_path: str, revision: str | None, *, weights: bool) -> str:
+def _own_files_if_known(fields: Mapping[str, Any]) -> Sequence[str]:
+    """A config of one's own may serve a checkpoint that no family does."""
+    try:
+        return own_files(fields)
+    except PipelineError:
+        return ()
+
+
+def _local(model_path: str, revision: str | None, files: hub.OwnFiles, *, weights: bool) -> str:
     """``model_path``, or the directory that a hub's id is downloaded to.
 
     Raises:
@@ -105,8 +115,8 @@ def _local(model_path: str, revision: str | None, *, weights: bool) -> str:
             )
         return model_path
     try:
-        return str(hub.download(model_path, revision, weights=weights))
-    except hub.HubError as exc:
+        return str(hub.download(model_path, revision, weights=weights, own_files=files))
+    except (hub.HubError, PipelineError) as exc:
         raise LaunchError(f"{model_path} is no directory here, so it is sought on the hub: {exc}") from exc
 
 

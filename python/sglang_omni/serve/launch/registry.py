@@ -128,6 +128,25 @@ def pipeline_of(fields: Mapping[str, Any]) -> Pipeline:
     raise PipelineError(_none_for(given, kind, by_name))
 
 
+def own_files(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files that the pipeline for a checkpoint reads beside settings and weights: ``Family.files``.
+
+    A package's PipelineConfig or function may have them as an attribute ``files``.
+
+    Args:
+        fields: Those of its ``config.json``.
+
+    Raises:
+        PipelineError: As of ``pipeline_of``, or the package cannot be imported.
+    """
+    chosen = pipeline_of(fields)
+    for family in FAMILIES:
+        if chosen == Pipeline(chosen.name, family.config, _OWNER):
+            return family.files
+    made = chosen.load()
+    return made.files if isinstance(made, Family) else _declared(made, "files")
+
+
 def _brought() -> list[Pipeline]:
     from importlib.metadata import entry_points
 
@@ -165,6 +184,7 @@ def _described(names: list[Pipeline]) -> InstalledFamily:
         tasks=_declared(made, "tasks"),
         takes=_declared(made, "input_modalities"),
         gives=_declared(made, "output_modalities"),
+        files=_declared(made, "files"),
     )
     return InstalledFamily(said, first.owner)
 
