@@ -50,7 +50,7 @@ def _equal_to_the_cpu(bench: Bench) -> None:
 
 def _rates(bench: Bench, name: str, fields: dict[str, Any]) -> None:
     dtype = "bfloat16" if bench.on_gpu else "float32"
-    config = DecoderConfig.from_dict(fields)
+    config = DecoderConfig.from_dict(fields, fields["model_type"])
 
     def opened(path: Any, wanted: torch.dtype | None, component: str, **_: Any) -> RandomCheckpoint:
         return RandomCheckpoint(path, wanted, component, device=bench.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class DecoderConfig:
 
     @classmethod
     def from_dir(cls, model_path: str | Path) -> DecoderConfig:
-        """Reads ``config.json`` and, for the end tokens, ``generation_config.json``.
+        """Reads ``config.json`` and ``generation_config.json``. The end tokens are those of both.
 
         Raises:
             FileNotFoundError: There is no ``config.json``.
@@ -99,28 +99,34 @@ class DecoderConfig:
         fields = json.loads(path.read_text())
         generation_path = directory / "generation_config.json"
         generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
-        if generation.get("eos_token_id") is not None:
-            fields["eos_token_id"] = generation["eos_token_id"]
+        # Either file may lack one of the ends: a fine-tune of a base model often has its own in one alone.
+        fields["eos_token_id"] = list(
+            dict.fromkeys((*_ids(fields.get("eos_token_id")), *_ids(generation.get("eos_token_id"))))
+        )
         try:
-            return cls.from_dict(fields)
+            return cls.from_dict(fields, fields.get("model_type"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> DecoderConfig:
+    def from_dict(cls, fields: Mapping[str, Any], model_type: str | None) -> DecoderConfig:
         """Reads a ``config.json``, or the part of one that describes a decoder.
+
+        Args:
+            fields: Of the file, or of the part.
+            model_type: One of ``FAMILIES``. A part's own field is not read: what it is a part of says what
+                it is, and some are published without the field.
 
         Raises:
             ValueError: A field is missing, or the model has a feature that is not supported.
         """
         try:
-            return cls._from_dict(fields)
+            return cls._from_dict(fields, model_type)
         except KeyError as error:
             raise ValueError(f"{error.args[0]!r} is missing") from None
 
     @classmethod
-    def _from_dict(cls, fields: Mapping[str, Any]) -> DecoderConfig:
-        family = fields.get("model_type")
+    def _from_dict(cls, fields: Mapping[str, Any], family: str | None) -> DecoderConfig:
         if family not in FAMILIES:
             raise ValueError(
                 f"model_type {family!r} is not served here; known families: {', '.join(FAMILIES)}"
@@ -140,7 +146,6 @@ class DecoderConfig:
             rope["rope_type"] = "default"
         heads = int(fields["num_attention_heads"])
         attention_bias = bool(fields.get("attention_bias", False))
-        eos = fields.get("eos_token_id")
         return cls(
             model_type=family,
             vocab_size=int(fields["vocab_size"]),
@@ -163,8 +168,14 @@ class DecoderConfig:
             mrope_section=mrope_section,
             mrope_interleaved=interleaved,
             **(_experts(family, fields) if family in (THINKER, TALKER, "qwen3_moe") else {}),
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+            eos_token_ids=_ids(fields.get("eos_token_id")),
         )
+
+
+def _ids(given: int | Sequence[int] | None) -> tuple[int, ...]:
+    if given is None:
+        return ()
+    return tuple(map(int, given)) if isinstance(given, Sequence) else (int(given),)
 
 
 def _experts(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:

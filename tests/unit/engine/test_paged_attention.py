@@ -81,9 +81,9 @@ def test_a_refused_graph_is_told_and_done_without(
 
 
 def why_not(dtype: torch.dtype = torch.bfloat16, page_size: int = 256, **shape: Any) -> str:
-    fields = {"model_type": "qwen3", "vocab_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    fields = {"vocab_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     fields |= {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 64, **shape}
-    config = DecoderConfig.from_dict(fields)
+    config = DecoderConfig.from_dict(fields, "qwen3")
     return attention.why_not_paged(config, dtype, torch.device("cuda:1"), page_size)
 
 

@@ -10,8 +10,11 @@ import pytest
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
+from sglang_omni.models.qwen3_omni.components.shapes import talker_config, thinker_config
+from sglang_omni.models.qwen3_omni.memory import stage_demand
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 
+STAGES = ("thinker", "talker", "code2wav", "image_encoder", "audio_encoder")
 TALKER: dict[str, Any] = {
     "accept_hidden_layer": 2,
     "num_code_groups": 4,
@@ -44,6 +47,27 @@ def test_settings(tmp_path: Path) -> None:
     assert talker.speakers == {"ethan": 70, "chelsie": 71}
     assert talker.codec.eos == 69
     assert set(range(64, 1088)) - set(talker.suppressed) == {69}
+
+
+def test_parts_are_published_without_what_their_parent_says(tmp_path: Path) -> None:
+    """Decoders and the plan of a GPU's memory read them all the same."""
+    path = make_tiny_checkpoint(tmp_path, seed=0) / "config.json"
+    checkpoint = Qwen3OmniCheckpoint.from_dir(tmp_path)
+    whole = [thinker_config(checkpoint), talker_config(checkpoint)]
+    demands = [stage_demand(checkpoint, stage, {}) for stage in STAGES]
+    config = json.loads(path.read_text())
+    talker, thinker = config["talker_config"], config["thinker_config"]
+    parts = (talker, talker["text_config"], talker["code_predictor_config"], thinker, thinker["text_config"])
+    for part in (*parts, config["code2wav_config"]):
+        part.pop("model_type", None)
+    for name in ("tie_word_embeddings", "output_router_logits"):
+        talker["text_config"].pop(name, None)
+    config["code2wav_config"]["model_type"] = ""
+    path.write_text(json.dumps(config))
+
+    checkpoint = Qwen3OmniCheckpoint.from_dir(tmp_path)
+    assert [thinker_config(checkpoint), talker_config(checkpoint)] == whole
+    assert [stage_demand(checkpoint, stage, {}) for stage in STAGES] == demands
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -50,12 +50,13 @@ class HiggsCodecConfig:
                 f"{path} is no codec of Higgs Audio v2 in transformers' layout: model_type is "
                 f"{fields.get('model_type')!r}"
             )
+        acoustic, semantic = fields["acoustic_model_config"], fields["semantic_model_config"]
         return cls(
-            acoustic=fields["acoustic_model_config"],
-            semantic=fields["semantic_model_config"],
+            acoustic=acoustic,
+            semantic=semantic,
             sample_rate=int(fields["sample_rate"]),
             codebook_size=int(fields["codebook_size"]),
-            codebook_dim=int(fields["codebook_dim"]),
+            codebook_dim=int(fields["codebook_dim"] or acoustic["hidden_size"] + semantic["hidden_size"]),
             fields=fields,
         )
 

@@ -38,8 +38,8 @@ def decoder_config(fields: Mapping[str, Any]) -> DecoderConfig:
     from sglang_omni.model_runner.config import DecoderConfig
 
     # transformers' theta for a config.json without it.
-    fields = {"rope_theta": 500_000.0, **fields, "model_type": "llama", "eos_token_id": None}
-    return DecoderConfig.from_dict(fields)
+    fields = {"rope_theta": 500_000.0, **fields, "eos_token_id": None}
+    return DecoderConfig.from_dict(fields, "llama")
 
 
 def default_config(model_path: str) -> CsmPipelineConfig:

@@ -48,7 +48,7 @@ def decoder_config(fields: Mapping[str, Any]) -> DecoderConfig:
     # It brings torch.
     from sglang_omni.model_runner.config import DecoderConfig
 
-    known = DecoderConfig.from_dict({**fields, "model_type": "llama", "eos_token_id": None})
+    known = DecoderConfig.from_dict({**fields, "eos_token_id": None}, "llama")
     return replace(known, dual_ffn=True)
 
 

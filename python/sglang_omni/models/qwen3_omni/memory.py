@@ -8,7 +8,6 @@ from typing import Any
 
 from sglang_omni.config.memory import MIB, MemoryDemand
 from sglang_omni.config.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
-from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.models.memory import dtype_of
 from sglang_omni.models.multimodal.memory import (
     LIBRARIES,
@@ -18,6 +17,7 @@ from sglang_omni.models.multimodal.memory import (
     thinker_demand,
 )
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.shapes import talker_config, thinker_config
 
 # On a GPU; a CPU's are in the factories.
 GPU_TALKER_REQUESTS = 32
@@ -43,10 +43,9 @@ def stage_demand(
     """
     match stage:
         case "thinker":
-            config = DecoderConfig.from_dict(checkpoint.decoder_fields("thinker"))
-            return thinker_demand(checkpoint, config, args, stored_item)
+            return thinker_demand(checkpoint, thinker_config(checkpoint), args, stored_item)
         case "talker":
-            config = DecoderConfig.from_dict(checkpoint.decoder_fields("talker"))
+            config = talker_config(checkpoint)
             demand = talker_demand(checkpoint, config, args, stored_item, GPU_TALKER_REQUESTS)
             return replace(demand, workspace=demand.workspace + _GRAPHS)
         case "image_encoder":

@@ -52,7 +52,7 @@ class CsmCheckpoint:
         inner, codec = config["depth_decoder_config"], config["codec_config"]
         backbone, depth = decoder_config(config), decoder_config(inner)
         groups = int(config["num_codebooks"])
-        if depth.qkv_bias or depth.mlp_bias or codec.get("model_type") != "mimi":
+        if depth.qkv_bias or depth.mlp_bias or codec.get("model_type", "mimi") != "mimi":
             raise ValueError(f"{path}: biases of the depth decoder, and codecs but Mimi, are not supported")
         if not groups == int(inner["num_codebooks"]) == int(codec["num_quantizers"]):
             raise ValueError(f"{path}: decoders and codec must have one number of codebooks")

@@ -170,7 +170,6 @@ class FishS2Checkpoint:
 def _slow(text: Mapping[str, Any], end: int) -> DecoderConfig:
     return DecoderConfig.from_dict(
         {
-            "model_type": "qwen3" if text["attention_qk_norm"] else "llama",
             "vocab_size": text["vocab_size"],
             "hidden_size": text["dim"],
             "intermediate_size": text["intermediate_size"],
@@ -183,7 +182,8 @@ def _slow(text: Mapping[str, Any], end: int) -> DecoderConfig:
             "rope_theta": text["rope_base"],
             "tie_word_embeddings": text["tie_word_embeddings"],
             "eos_token_id": end,
-        }
+        },
+        "qwen3" if text["attention_qk_norm"] else "llama",
     )
 
 

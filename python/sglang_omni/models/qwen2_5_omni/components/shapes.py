@@ -12,11 +12,11 @@ def thinker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:
     return DecoderConfig.from_dict(
         {
             **thinker["text_config"],
-            "model_type": DENSE_THINKER,
             # transformers ties by the thinker's field, not by that of text_config.
             "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
             "eos_token_id": list(checkpoint.ends),
-        }
+        },
+        DENSE_THINKER,
     )
 
 
@@ -27,6 +27,8 @@ def talker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:
         ValueError: The checkpoint has no talker.
     """
     speech = checkpoint.require_talker()
-    fields = {**checkpoint.config["talker_config"], "model_type": DENSE_TALKER}
+    fields = dict(checkpoint.config["talker_config"])
     fields.pop("tie_word_embeddings", None)
-    return DecoderConfig.from_dict({"head_dim": 128, **fields, "eos_token_id": list(speech.ends)})
+    return DecoderConfig.from_dict(
+        {"head_dim": 128, **fields, "eos_token_id": list(speech.ends)}, DENSE_TALKER
+    )

@@ -137,7 +137,7 @@ class Qwen3ASRCheckpoint:
 
 
 def _decoder(text: Mapping[str, Any], parts: Mapping[str, Any], ends: Any) -> DecoderConfig:
-    fields = {**text, "model_type": "qwen3", "eos_token_id": ends}
+    fields = {**text, "eos_token_id": ends}
     # Positions on three axes, which the authors' layout names, are the same on all of them without pictures.
     for name in ("rope_scaling", "rope_parameters"):
         scaling = fields.get(name)
@@ -145,4 +145,4 @@ def _decoder(text: Mapping[str, Any], parts: Mapping[str, Any], ends: Any) -> De
             fields[name] = {key: value for key, value in scaling.items() if "mrope" not in key}
             fields[name].pop("interleaved", None)
     fields.setdefault("tie_word_embeddings", parts.get("tie_word_embeddings", True))
-    return DecoderConfig.from_dict(fields)
+    return DecoderConfig.from_dict(fields, "qwen3")

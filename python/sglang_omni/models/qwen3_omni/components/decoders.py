@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sglang_omni.engines.options import DecoderSpec, WeightNames
-from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.feedback import FeedbackStrategy
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.shapes import talker_config, thinker_config
 
 
 def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> DecoderSpec:
@@ -14,16 +14,9 @@ def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> Dec
     Args:
         for_speech: Whether a talker needs the hidden states of media tokens.
     """
-    thinker = checkpoint.thinker_config
-    fields = {
-        **thinker["text_config"],
-        # transformers ties by the thinker's field, not by that of text_config.
-        "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
-        "eos_token_id": checkpoint.tokens.im_end,
-    }
     return DecoderSpec(
         model_path=checkpoint.path,
-        config=DecoderConfig.from_dict(fields),
+        config=thinker_config(checkpoint),
         weights=WeightNames(
             embed_tokens="thinker.model.embed_tokens.weight",
             layers="thinker.model.layers",
@@ -38,10 +31,9 @@ def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> Dec
 def talker_decoder(checkpoint: Qwen3OmniCheckpoint, strategy: FeedbackStrategy) -> DecoderSpec:
     """The talker: from rows of the thinker's text and media to the first code of each frame."""
     talker = checkpoint.require_talker()
-    text = checkpoint.config["talker_config"]["text_config"]
     return DecoderSpec(
         model_path=checkpoint.path,
-        config=DecoderConfig.from_dict({**text, "eos_token_id": talker.codec.eos}),
+        config=talker_config(checkpoint),
         weights=WeightNames(
             embed_tokens="talker.model.codec_embedding.weight",
             layers="talker.model.layers",

@@ -1,0 +1,34 @@
+"""The shapes of the checkpoint's two autoregressive decoders, read without importing torch."""
+
+from __future__ import annotations
+
+from sglang_omni.model_runner.config import TALKER, THINKER, DecoderConfig
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+
+
+def thinker_config(checkpoint: Qwen3OmniCheckpoint) -> DecoderConfig:
+    """The thinker's shape."""
+    thinker = checkpoint.thinker_config
+    fields = {
+        **thinker["text_config"],
+        # transformers ties by the thinker's field, not by that of text_config.
+        "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
+        "eos_token_id": checkpoint.tokens.im_end,
+    }
+    return DecoderConfig.from_dict(fields, THINKER)
+
+
+def talker_config(checkpoint: Qwen3OmniCheckpoint) -> DecoderConfig:
+    """The talker's shape. Its text_config is published without ``model_type`` and ``tie_word_embeddings``.
+
+    Raises:
+        ValueError: The checkpoint has no talker.
+    """
+    end = checkpoint.require_talker().codec.eos
+    talker = checkpoint.config["talker_config"]
+    fields = {
+        **talker["text_config"],
+        "tie_word_embeddings": talker.get("tie_word_embeddings", False),
+        "eos_token_id": end,
+    }
+    return DecoderConfig.from_dict(fields, TALKER)
