@@ -28,7 +28,7 @@ def decoder_spec(model_path: str) -> DecoderSpec:
     fields = read_config(model_path)["decoder"]
     return DecoderSpec(
         Path(model_path),
-        DecoderConfig.from_dict({**fields, "model_type": "llama"}),
+        DecoderConfig.from_dict(fields, "llama"),
         weights=WeightNames(
             "decoder.embed.weight", "decoder.layers", "decoder.norm.weight", "decoder.head.weight"
         ),
