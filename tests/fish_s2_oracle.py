@@ -7,6 +7,8 @@ The decoders' loop recomputes everything from scratch for every code: no cache, 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,59 @@ CONFIG = tiny_checkpoint.config_of(_SIZES)
 TEXT_TOKENS, CODES, GROUPS = 120, _SIZES.codes, _SIZES.groups
 START, END = CONFIG["semantic_start_token_id"], CONFIG["eos_token_id"]
 FRAME = 64
+
+
+def authors(logits: Tensor, *, temperature: float, top_p: float = 1.0, top_k: int | None = None) -> Tensor:
+    """The probabilities (vocab_size,) of ``logits_to_probs`` of fishaudio/fish-speech at 3dd1f85c.
+
+    Its steps, one token at a time: tokens in descending order of their probability at a temperature of 1; a
+    token is left out once the sum up to and with it exceeds ``top_p``, or once ``top_k`` are before it, but
+    never the first; the rest is divided by the temperature.
+    """
+    plain = logits.softmax(-1)
+    total, kept = torch.zeros(()), torch.full_like(logits, float("-inf"))
+    for place, token in enumerate(logits.argsort(descending=True).tolist()):
+        total = total + plain[token]
+        if place == 0 or (total <= top_p and (top_k is None or place < top_k)):
+            kept[token] = logits[token]
+    return (kept / max(temperature, 1e-5)).softmax(-1)
+
+
+def drawn(logits: Tensor, number: float, **sampling: Any) -> int:
+    """The first token, from the likeliest on, at which the sum of probabilities exceeds ``number``."""
+    order = logits.argsort(descending=True)
+    passed = authors(logits, **sampling)[order].double().cumsum(0)
+    return int(order[int((passed > number * passed[-1]).int().argmax())])
+
+
+class Likeliest:
+    def first(self, logits: Tensor, before: Sequence[int]) -> int:
+        return int(logits.argmax())
+
+    def residual(self, logits: Tensor) -> int:
+        return int(logits.argmax())
+
+
+LIKELIEST = Likeliest()
+
+
+class Drawn:
+    """Draws of the authors' ``decode_one_token_ar``, with a request's random numbers in their order."""
+
+    def __init__(self, seed: int, **sampling: Any) -> None:
+        self._numbers = random.Random(seed)
+        self._sampling = sampling
+
+    def first(self, logits: Tensor, before: Sequence[int]) -> int:
+        """Twice if the first draw is one of the last ten tokens, then at a temperature of 1."""
+        number, other = self._numbers.random(), self._numbers.random()
+        token = drawn(logits, number, **self._sampling)
+        if token not in before[-10:]:
+            return token
+        return drawn(logits, other, **{**self._sampling, "temperature": 1.0, "top_p": 0.9})
+
+    def residual(self, logits: Tensor) -> int:
+        return drawn(logits, self._numbers.random(), **self._sampling)
 
 
 class FishS2:
@@ -51,17 +106,23 @@ class FishS2:
 
     @torch.inference_mode()
     def speak(
-        self, prompt: list[int], max_new_tokens: int, prompt_frames: dict[int, list[int]] | None = None
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        prompt_frames: dict[int, list[int]] | None = None,
+        choose: Likeliest | Drawn = LIKELIEST,
     ) -> tuple[list[int], list[list[int]]]:
-        """Greedy tokens of the slow decoder, with the end where it came to one, and the frames."""
+        """Tokens of the slow decoder, with the end where it came to one, and the frames."""
         tokens, frames = list(prompt), dict(prompt_frames or {})
         embeddings = self.weights["text_model.model.embeddings.weight"]
         spoken: list[list[int]] = []
         while len(tokens) - len(prompt) < max_new_tokens:
             rows = torch.stack([self._row(token, frames.get(i)) for i, token in enumerate(tokens)])
             hidden = self._decode("text_model.model", self.config["text_config"], rows)[-1]
-            logits = linear(hidden, embeddings)
-            token = max((END, *range(START, START + self.codes)), key=lambda t: float(logits[t]))
+            logits = torch.full((len(embeddings),), float("-inf"))
+            speech = [END, *range(START, START + self.codes)]
+            logits[speech] = linear(hidden, embeddings[speech])
+            token = choose.first(logits, tokens[len(prompt) :])
             tokens.append(token)
             if token == END:
                 break
@@ -71,7 +132,8 @@ class FishS2:
                 out = self._decode("audio_decoder", self.config["audio_decoder_config"], torch.stack(fast))[
                     -1
                 ]
-                frame.append(int((self.weights["audio_decoder.output.weight"] @ out)[: self.codes].argmax()))
+                residual = (self.weights["audio_decoder.output.weight"] @ out)[: self.codes]
+                frame.append(choose.residual(residual))
             frames[len(tokens) - 1] = frame
             spoken.append(frame)
         return tokens[len(prompt) :], spoken

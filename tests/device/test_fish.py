@@ -24,11 +24,10 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.runner import ModelRunner
 from sglang_omni.models.fish_s2_pro.components import checkpoint as checkpoint_module
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint, Heads
-from sglang_omni.models.fish_s2_pro.components.dual_ar import FishFrames, dual_ar_decoder
+from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
 from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt
 from sglang_omni.models.frames import strategy as frame_strategy
 from sglang_omni.models.frames.state import FrameState
-from sglang_omni.models.frames.strategy import FrameStrategy
 
 GROUPS, START = 10, 1100
 WIDTHS = {"dim": 2560, "head_dim": 128, "intermediate_size": 9728, "n_head": 32, "n_local_heads": 8}
@@ -79,7 +78,7 @@ def engine(
     monkeypatch.setattr(frame_strategy, "recorder_for", lambda device, cuda_graph: recorder)
     checkpoint = FishS2Checkpoint.from_dir(tmp_path)
     with fake_gpu():
-        strategy = FrameStrategy(FishFrames(checkpoint, torch.bfloat16, DEVICE))
+        strategy = dual_ar_strategy(checkpoint, torch.bfloat16, DEVICE)
         options = EngineOptions(dtype="bfloat16", device=DEVICE, max_total_tokens=4096, prefix_cache=False)
         strategy.record_graphs(options.max_running_requests)
         yield build_omni_engine(dual_ar_decoder(checkpoint, strategy), options)

@@ -21,11 +21,10 @@ from sglang_omni.engines.options import EngineKind, EngineOptions
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
-from sglang_omni.models.fish_s2_pro.components.dual_ar import FishFrames, dual_ar_decoder
+from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
 from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt
 from sglang_omni.models.frames import strategy as frame_strategy
 from sglang_omni.models.frames.state import FrameState
-from sglang_omni.models.frames.strategy import FrameStrategy
 
 MAX_NEW_TOKENS = 14
 # Kind of engine, device, and seed of the weights. SGLang computes float32 on CPUs alone.
@@ -52,7 +51,7 @@ class Case(NamedTuple):
     device: str
 
     def engine(self, *, record: bool = False, **options: int) -> Engine:
-        strategy = FrameStrategy(FishFrames(self.checkpoint, torch.float32, self.device))
+        strategy = dual_ar_strategy(self.checkpoint, torch.float32, self.device)
         if record:
             strategy.record_graphs(4)
         given = {"max_total_tokens": 1024, "num_threads": 1, "prefix_cache": False, **options}
@@ -173,10 +172,10 @@ def test_a_missing_or_unknown_tensor_is_named(tmp_path: Path, missing: str) -> N
     index.write_text(json.dumps({"weight_map": weight_map}))
     checkpoint = FishS2Checkpoint.from_dir(path)
     with pytest.raises(ValueError, match=missing):
-        FrameStrategy(FishFrames(checkpoint, torch.float32))
+        dual_ar_strategy(checkpoint, torch.float32)
     tensors = load_file(shard)
     save_file({**tensors, "audio_decoder.other": torch.zeros(1)}, shard)
     weight_map |= {missing: shard.name, "audio_decoder.other": shard.name}
     index.write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(ValueError, match=r"audio_decoder\.other"):
-        FrameStrategy(FishFrames(checkpoint, torch.float32))
+        dual_ar_strategy(checkpoint, torch.float32)

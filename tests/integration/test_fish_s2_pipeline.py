@@ -16,7 +16,7 @@ import pytest_asyncio
 import soundfile
 import torch
 from fish_codec_oracle import FishCodec
-from fish_s2_oracle import CODES, END, FRAME, GROUPS, SHAPE, START, FishS2
+from fish_s2_oracle import CODES, END, FRAME, GROUPS, SHAPE, START, Drawn, FishS2
 from tokenizers import Tokenizer
 
 from sglang_omni.config import PipelineRunner, compile_pipeline
@@ -170,6 +170,23 @@ async def test_a_seed_makes_a_speech_and_passages_differ(speaking: Speaking) -> 
     assert first == again
     assert first != other
     assert first[:PASSAGE_FRAMES] != first[PASSAGE_FRAMES:]
+
+
+async def test_drawn_codes_are_the_authors(speaking: Speaking) -> None:
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0.8, "top_p": 0.8, "top_k": 30},
+        {"temperature": 0.3, "top_p": 0.6, "top_k": 30},
+        {"temperature": 1.4, "top_p": 0.5, "top_k": 9},
+        {"temperature": 1.0, "top_p": 0.95, "top_k": 20},
+    ]
+    prompt = speaking.ids(TASK + turn("Hello."))
+    right = [speaking.fish.speak(prompt, 6, None, Drawn(seed, **each))[1] for seed, each in enumerate(asked)]
+    *codes, greedy = await asyncio.gather(
+        *(speaking.codes("Hello.", **each, seed=seed, max_new_tokens=6) for seed, each in enumerate(asked)),
+        speaking.codes("Hello.", max_new_tokens=6),
+    )
+    assert codes == right
+    assert greedy == speaking.fish.speak(prompt, 6)[1]
 
 
 async def test_a_stream_is_the_whole(speaking: Speaking) -> None:

@@ -44,6 +44,9 @@ class RequestSampling:
         logprobs: Tell each output token's log-probability, and so many of the likeliest ones.
         prompt_logprobs: The same for the prompt's tokens.
         json_schema, regex, ebnf, structural_tag: What the output must match, as text; at most one is set.
+        filters_first: Filters look at the probabilities before the temperature changes them, and the token
+            that crosses ``top_p`` is left out, unless it is the likeliest. No parameter of requests: set by
+            models whose authors draw so.
     """
 
     temperature: float = 1.0
@@ -65,6 +68,7 @@ class RequestSampling:
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    filters_first: bool = False
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> RequestSampling:

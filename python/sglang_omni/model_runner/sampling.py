@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.demands import TokenDemands, add_biases, apply_masks
+from sglang_omni.model_runner.filters import Filters, has_filter, invert
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.token_scores import ScoreRequest, StepScores
@@ -187,79 +188,55 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """One draw for each row, by inverting the cumulative distribution over tokens."""
     temperatures = torch.tensor([[row.params.temperature] for row in rows], dtype=torch.float32)
     uniforms = torch.tensor([[row.uniform] for row in rows], dtype=torch.float64)
-    scaled = _scale(logits, temperatures)
-    filtered = [i for i, row in enumerate(rows) if _has_filter(row.params)]
-    plain = [i for i, row in enumerate(rows) if not _has_filter(row.params)]
-    tokens = torch.empty(len(rows), dtype=torch.long)
+    shifted = _shift(logits)
+    filtered = [i for i, row in enumerate(rows) if has_filter(row.params)]
+    plain = [i for i, row in enumerate(rows) if not has_filter(row.params)]
+    tokens = torch.empty(len(rows), 1, dtype=torch.long)
     if plain:
-        tokens[plain] = _invert(scaled[plain].softmax(dim=-1), uniforms[plain])
+        tokens[plain] = invert((shifted[plain] / temperatures[plain]).softmax(dim=-1), uniforms[plain])
     if filtered:
         tokens[filtered] = _draw_filtered(
-            scaled[filtered], [rows[i].params for i in filtered], uniforms[filtered]
+            shifted[filtered], temperatures[filtered], [rows[i].params for i in filtered], uniforms[filtered]
         )
-    return tokens
+    return tokens.squeeze(1)
 
 
-def _draw_filtered(scaled: Tensor, params: Sequence[RequestSampling], uniforms: Tensor) -> Tensor:
-    vocab_size = scaled.shape[-1]
-    top_k = torch.tensor([[_top_k(each, vocab_size)] for each in params])
-    top_p = torch.tensor([[each.top_p] for each in params], dtype=torch.float32)
-    min_p = torch.tensor([[each.min_p] for each in params], dtype=torch.float32)
-    log_total = scaled.logsumexp(dim=-1, keepdim=True)
+def _draw_filtered(
+    shifted: Tensor, temperatures: Tensor, params: Sequence[RequestSampling], uniforms: Tensor
+) -> Tensor:
+    vocab_size = shifted.shape[-1]
+    first = torch.tensor([[each.filters_first] for each in params])
+    filters = Filters(
+        temperatures,
+        top_k=torch.tensor([[_top_k(each, vocab_size)] for each in params]),
+        top_p=torch.tensor([[each.top_p] for each in params], dtype=torch.float32),
+        min_p=torch.tensor([[each.min_p] for each in params], dtype=torch.float32),
+        first=first if bool(first.any()) else None,
+    )
+    seen = filters.seen(shifted, shifted / temperatures)
+    log_total = seen.logsumexp(dim=-1, keepdim=True)
 
     width = min(CANDIDATES, vocab_size)
     while True:
-        values, ids = scaled.topk(width, dim=-1)
-        keep, weights = _filter(values, log_total, top_k, top_p, min_p)
+        values, ids = seen.topk(width, dim=-1)
+        weights = filters.weights(values, log_total)
         # If the last candidate is kept, tokens beyond the candidates may have to be kept too.
-        if width == vocab_size or not bool((keep[:, -1:] & (top_k > width)).any()):
+        if width == vocab_size or not bool(((weights[:, -1:] > 0) & (filters.top_k > width)).any()):
             break
         width = vocab_size
-    chosen = _invert(torch.where(keep, weights, 0.0), uniforms)
-    return ids.gather(1, chosen.unsqueeze(1)).squeeze(1)
+    return ids.gather(1, invert(weights, uniforms))
 
 
 # What both share.
 
 
-def _scale(logits: Tensor, temperatures: Tensor) -> Tensor:
-    # Subtracting the maximum first keeps a very small temperature from overflowing.
-    return (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
-
-
-def _has_filter(params: RequestSampling) -> bool:
-    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+def _shift(logits: Tensor) -> Tensor:
+    # Less their maximum, which keeps a very small temperature from overflowing.
+    return logits - logits.amax(dim=-1, keepdim=True)
 
 
 def _top_k(params: RequestSampling, vocab_size: int) -> int:
     return min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
-
-
-def _filter(
-    values: Tensor, log_total: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Which candidates the filters keep, and the probabilities of those within top_k; (S, width) each.
-
-    Args:
-        values: (S, width), the largest scaled logits of each row, in descending order.
-        log_total: (S, 1), the logarithm of the sum of all tokens' exponentials.
-        top_k, top_p, min_p: (S, 1).
-    """
-    width = values.shape[-1]
-    # As in transformers, top_p is a share of the probability that top_k left.
-    inside_k = torch.arange(width, device=values.device) < top_k
-    weights = torch.where(inside_k, (values - log_total).exp(), 0.0)
-    reached = torch.where(top_k <= width, weights.sum(-1, keepdim=True), 1.0)
-    before = weights.cumsum(dim=-1) - weights
-    return inside_k & (before < top_p * reached) & (weights >= min_p * weights[:, :1]), weights
-
-
-def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The indices (S,) at which the cumulative weights pass the share ``uniforms`` (S, 1) of their sum."""
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    # right=True: a token of weight 0 is never chosen, not even by a draw of exactly 0.
-    chosen = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True).squeeze(1)
-    return chosen.clamp_(max=weights.shape[-1] - 1)
 
 
 # On a GPU: all rows take every path that one of them needs, and nothing is read.
@@ -296,10 +273,12 @@ def sample_unread(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             [_top_k(row.params, vocab_size) for row in rows],
             [row.params.top_p for row in rows],
             [row.params.min_p for row in rows],
-            [row.params.temperature > 0.0 and not _has_filter(row.params) for row in rows],
-            [row.params.temperature > 0.0 and _has_filter(row.params) for row in rows],
+            [row.params.temperature > 0.0 and not has_filter(row.params) for row in rows],
+            [row.params.temperature > 0.0 and has_filter(row.params) for row in rows],
             [row.uniform for row in rows],
         ]
+    if any(params.filters_first for params in drawn):
+        parts.append([row.params.filters_first for row in rows])
     # Doubles hold every index, and round to float32 as the parameters themselves do.
     packed = to_device(torch.tensor([n for part in parts for n in part], dtype=torch.float64), logits.device)
     sizes = [len(part) for part in parts]
@@ -314,7 +293,10 @@ def sample_unread(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             added=floats[5],
         )
     tokens = logits.argmax(dim=-1)
-    return _draw_rows(logits, drawn, floats[6:12], doubles[12], tokens) if drawn else tokens
+    if not drawn:
+        return tokens
+    first = floats[13] if len(parts) > 13 else None
+    return _draw_rows(logits, drawn, floats[6:12], doubles[12], first, tokens)
 
 
 def _penalise_rows(
@@ -347,26 +329,27 @@ def _draw_rows(
     drawn: Sequence[RequestSampling],
     columns: Sequence[Tensor],
     uniforms: Tensor,
+    first: Tensor | None,
     tokens: Tensor,
 ) -> Tensor:
-    temperature, top_k, top_p, min_p = (column.unsqueeze(1) for column in columns[:4])
-    is_plain, is_filtered = columns[4:]
-    uniforms = uniforms.unsqueeze(1)
-    scaled = _scale(logits, temperature)
-    filtered = [params for params in drawn if _has_filter(params)]
+    temperature, top_k, top_p, min_p, is_plain, is_filtered = (column.unsqueeze(1) for column in columns)
+    uniforms, tokens = uniforms.unsqueeze(1), tokens.unsqueeze(1)
+    shifted = _shift(logits)
+    scaled = shifted / temperature
+    filtered = [params for params in drawn if has_filter(params)]
     if len(filtered) < len(drawn):
-        chosen = _invert(scaled.softmax(dim=-1), uniforms)
+        chosen = invert(scaled.softmax(dim=-1), uniforms)
         tokens = torch.where(is_plain > 0, chosen, tokens)
     if filtered:
+        filters = Filters(temperature, top_k, top_p, min_p, None if first is None else first.unsqueeze(1) > 0)
+        seen = filters.seen(shifted, scaled)
         vocab_size = logits.shape[-1]
         width = min(CANDIDATES, vocab_size)
         if all(_top_k(params, vocab_size) <= width for params in filtered):
-            values, ids = scaled.topk(width, dim=-1)
+            values, ids = seen.topk(width, dim=-1)
         else:
             # Whether the candidates suffice would have to be read.
-            values, ids = scaled.sort(dim=-1, descending=True)
-        log_total = scaled.logsumexp(dim=-1, keepdim=True)
-        keep, weights = _filter(values, log_total, top_k, top_p, min_p)
-        chosen = _invert(torch.where(keep, weights, 0.0), uniforms)
-        tokens = torch.where(is_filtered > 0, ids.gather(1, chosen.unsqueeze(1)).squeeze(1), tokens)
-    return tokens
+            values, ids = seen.sort(dim=-1, descending=True)
+        weights = filters.weights(values, seen.logsumexp(dim=-1, keepdim=True))
+        tokens = torch.where(is_filtered > 0, ids.gather(1, invert(weights, uniforms)), tokens)
+    return tokens.squeeze(1)

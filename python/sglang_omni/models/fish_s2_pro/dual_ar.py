@@ -11,6 +11,7 @@ from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.engines.request import FinishReason
 from sglang_omni.model_runner.sampling import RepetitionRule
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
+from sglang_omni.models.fish_s2_pro.components.dual_ar import FILTERS_FIRST
 from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt, FishPrompts, SpokenPassage
 from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
 from sglang_omni.models.frames.state import FrameState
@@ -99,6 +100,7 @@ class DualAR:
         params = stage_params(payload.request, "dual_ar")
         given = {name: value for name, value in params.items() if value is not None}
         sampling = RequestSampling.from_params({**_DEFAULTS, **given})
+        sampling = replace(sampling, filters_first=FILTERS_FIRST)
         if sampling.ignore_eos:
             raise RequestError(
                 "speech has no codes after its end", param="ignore_eos", code="unsupported_value"

@@ -147,9 +147,8 @@ def create_dual_ar(
     """
     from sglang_omni.engines import build_engine
     from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.fish_s2_pro.components.dual_ar import FishFrames, dual_ar_decoder
+    from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
     from sglang_omni.models.fish_s2_pro.dual_ar import DualAR
-    from sglang_omni.models.frames.strategy import FrameStrategy
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.preprocessing.tokenizing import TextTokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -170,7 +169,7 @@ def create_dual_ar(
         prefix_cache=False,
     )
     with loading(f"the decoders of {checkpoint.path}, {options.dtype} on {options.device},"):
-        strategy = FrameStrategy(FishFrames(checkpoint, DTYPES[options.dtype], options.device))
+        strategy = dual_ar_strategy(checkpoint, DTYPES[options.dtype], options.device)
         built = build_engine(engine, dual_ar_decoder(checkpoint, strategy), options)
         strategy.record_graphs(options.max_running_requests, cuda_graph=cuda_graph)
     dual_ar = DualAR(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.code_predictor import Choose
+from sglang_omni.model_runner.filters import Filters, has_filter, invert
 from sglang_omni.model_runner.request_sampling import RequestSampling
 
 # Columns before a sequence's random numbers.
@@ -20,29 +21,35 @@ def draw_row(sampling: RequestSampling, uniforms: Sequence[float]) -> list[float
     Args:
         uniforms: (G - 1,), random numbers in [0, 1), one for each residual code.
     """
-    filtered = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
     top_k = float(sampling.top_k) if sampling.top_k > 0 else float("inf")
     # A temperature of 0 divides nothing.
     temperature = sampling.temperature or 1.0
-    drawn = float(sampling.temperature > 0.0)
-    return [temperature, sampling.top_p, sampling.min_p, top_k, drawn, float(filtered), *uniforms]
+    drawn, filtered = float(sampling.temperature > 0.0), float(has_filter(sampling))
+    return [temperature, sampling.top_p, sampling.min_p, top_k, drawn, filtered, *uniforms]
 
 
-def draw_codes(rows: Tensor) -> Choose:
+def draw_codes(rows: Tensor, *, filters_first: bool = False) -> Choose:
     """Draws as ``model_runner.sampling.sample`` does with the same random numbers; penalties have no effect.
 
     Args:
         rows: (B, 6 + G - 1) float64, of each sequence by ``draw_row``, on the device of the logits.
+        filters_first: As of ``RequestSampling``, the same for all rows.
     """
     temperature, top_p, min_p = rows[:, :3].float().unsqueeze(-1).unbind(1)
     top_k, is_drawn, is_filtered = rows[:, 3:4], rows[:, 4] > 0, rows[:, 5:6] > 0
+    first = torch.ones_like(is_filtered) if filters_first else None
+    filters = Filters(temperature, top_k, top_p, min_p, first)
 
     def choose(logits: Tensor, group: int) -> Tensor:
         logits = logits.float()
-        scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+        shifted = logits - logits.amax(dim=-1, keepdim=True)
+        scaled = shifted / temperature
         uniform = rows[:, _SETTINGS + group - 1 : _SETTINGS + group]
-        filtered = _draw_filtered(scaled, top_k, top_p, min_p, uniform)
-        plain = _invert(scaled.softmax(dim=-1), uniform)
+        seen = filters.seen(shifted, scaled)
+        values, ids = seen.sort(dim=-1, descending=True, stable=True)
+        weights = filters.weights(values, seen.logsumexp(dim=-1, keepdim=True))
+        filtered = ids.gather(1, invert(weights, uniform))
+        plain = invert(scaled.softmax(dim=-1), uniform)
         chosen = torch.where(is_filtered, filtered, plain).squeeze(1)
         return torch.where(is_drawn, chosen, logits.argmax(dim=-1))
 
@@ -53,22 +60,4 @@ def draw_plain(logits: Tensor, uniform: float) -> int:
     """The code that a random number in [0, 1) draws by logits (codes,), without any filter."""
     weights = logits.float().softmax(dim=-1).unsqueeze(0)
     draw = torch.tensor([[uniform]], dtype=torch.float64)
-    return int(_invert(weights, draw.to(weights.device)))
-
-
-def _draw_filtered(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniform: Tensor) -> Tensor:
-    """(B, 1), of the codes that the filters keep. As in transformers, top_p is of what top_k left."""
-    values, ids = scaled.sort(dim=-1, descending=True, stable=True)
-    inside = torch.arange(values.shape[-1], device=scaled.device) < top_k
-    weights = torch.where(inside, (values - scaled.logsumexp(dim=-1, keepdim=True)).exp(), 0.0)
-    before = weights.cumsum(dim=-1) - weights
-    keep = inside & (before < top_p * weights.sum(-1, keepdim=True)) & (weights >= min_p * weights[:, :1])
-    return ids.gather(1, _invert(torch.where(keep, weights, 0.0), uniform))
-
-
-def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """(B, 1), where the cumulative weights exceed the share ``uniform`` of their sum."""
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    # right=True: a code of weight 0 is never chosen, not even by a draw of exactly 0.
-    chosen = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)
-    return chosen.clamp_(max=weights.shape[-1] - 1)
+    return int(invert(weights, draw.to(weights.device)))

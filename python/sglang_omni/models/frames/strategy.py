@@ -59,10 +59,15 @@ class FrameDecoder(Protocol):
 
 
 class FrameStrategy:
-    """A ``FeedbackStrategy`` over ``FrameState``s."""
+    """A ``FeedbackStrategy`` over ``FrameState``s.
 
-    def __init__(self, decoder: FrameDecoder) -> None:
+    Args:
+        filters_first: How residual codes are drawn, as of ``RequestSampling``.
+    """
+
+    def __init__(self, decoder: FrameDecoder, *, filters_first: bool = False) -> None:
         self._decoder = decoder
+        self._filters_first = filters_first
         self._device = decoder.device
         self._likeliest = GraphedStep("the decoder of a frame", self._device, self._complete)
         self._drawn = GraphedStep("the decoder of a frame, with draws,", self._device, self._complete)
@@ -175,7 +180,9 @@ class FrameStrategy:
         return torch.tensor(rows, dtype=torch.float64)
 
     def _complete(self, hidden: Tensor, given: Tensor) -> tuple[Tensor]:
-        choose = draw_codes(given[:, 1:]) if given.shape[1] > 1 else None
+        choose = None
+        if given.shape[1] > 1:
+            choose = draw_codes(given[:, 1:], filters_first=self._filters_first)
         return (self._decoder.complete(hidden, given[:, 0].long(), choose),)
 
 

@@ -11,6 +11,9 @@ from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FAST, SLOW, FishS2Checkpoint
 from sglang_omni.models.frames.strategy import FrameStrategy
 
+# Of all codes, as in ``logits_to_probs`` of the authors' ``fish_speech/models/text2semantic/inference.py``.
+FILTERS_FIRST = True
+
 
 class FishFrames:
     """A ``FrameDecoder``.
@@ -62,6 +65,11 @@ class FishFrames:
 
     def complete(self, hidden: Tensor, first_codes: Tensor, choose: Choose | None) -> Tensor:
         return self._fast.predict(hidden, first_codes, embedding(first_codes, self._fast_embed), choose)
+
+
+def dual_ar_strategy(checkpoint: FishS2Checkpoint, dtype: torch.dtype, device: str = "cpu") -> FrameStrategy:
+    """Frames by the fast decoder; arguments and errors are those of ``FishFrames``."""
+    return FrameStrategy(FishFrames(checkpoint, dtype, device), filters_first=FILTERS_FIRST)
 
 
 def dual_ar_decoder(checkpoint: FishS2Checkpoint, strategy: FrameStrategy) -> DecoderSpec:
