@@ -46,7 +46,9 @@ def test_eight_recordings_at_once(twins: Qwen3ASRTwins) -> None:
         assert answer.result["duration"] == pytest.approx(seconds, abs=1e-3)
         assert answer.result["segments"][-1]["end"] == pytest.approx(seconds, abs=1e-3)
         assert answer.result["language"] == "en"
-    assert len(answers[3].chunks) > 10
+    # While a segment is written, although what a random model repeats is kept back until it writes another.
+    segments = sum(len(answer.result["segments"]) for answer in answers)
+    assert sum(len(answer.chunks) for answer in answers) > 3 * segments
     alone = twins.ours(SOUNDS, language="en", max_running_requests=1)
     assert [told(answer) for answer in alone] == expected
 
@@ -130,7 +132,7 @@ def test_one_bad_recording_and_aborts_among_others(twins: Qwen3ASRTwins) -> None
         ("language is a tool", None, "language is a tool"),
         ("No mark at all", None, "No mark at all"),
         ("languages differ", None, "languages differ"),
-        ("language " + "x" * 80, None, "language " + "x" * 80),
+        ("language " + "xyz" * 18 + "a" * 12, None, "language " + "xyz" * 18 + "a" * 12),
     ],
 )
 def test_the_form_of_answers(twins: Qwen3ASRTwins, raw: str, language: str | None, text: str) -> None:

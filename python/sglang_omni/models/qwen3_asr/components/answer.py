@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglang_omni.models.qwen3_asr.components.repetitions import WithoutLoops
 from sglang_omni.models.transcription.growing_text import TrimmedText
 from sglang_omni.preprocessing.languages import language_code
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
@@ -37,7 +38,8 @@ LANGUAGES = {code_of(name): name for name in _NAMES.split()}
 class PieceAnswer:
     """The answer to one piece of a recording, while it is written. It is a ``TextSink`` of an engine.
 
-    Without a language in the prompt, the model begins with "language NAME<asr_text>", which is no text.
+    Without a language in the prompt, the model begins with "language NAME<asr_text>", which is no text. As by
+    the model's authors, loops are removed before that is read.
 
     Args:
         language_is_told: Whether the prompt has the language and the mark.
@@ -48,6 +50,7 @@ class PieceAnswer:
 
     def __init__(self, tokenizer: Tokenizer, *, language_is_told: bool) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._written, self._without_loops = TrimmedText(), WithoutLoops()
         self._trimmed = TrimmedText()
         self._in_text = language_is_told
         self._head = ""
@@ -60,17 +63,20 @@ class PieceAnswer:
 
     def feed(self, token_ids: Sequence[int]) -> bool:
         self._detokenizer.feed(token_ids)
-        self._read(self._detokenizer.take(), final=False)
+        self._read(self._new_text(), final=False)
         return False
 
     def finish(self) -> None:
         self._detokenizer.finish()
-        self._read(self._detokenizer.take(), final=True)
+        self._read(self._new_text() + self._without_loops.finish(), final=True)
 
     def take(self) -> str:
         """The text that is new since the last call."""
         new, self._new = self._new, ""
         return new
+
+    def _new_text(self) -> str:
+        return self._without_loops.add(self._written.add(self._detokenizer.take()))
 
     def _read(self, new: str, *, final: bool) -> None:
         if not self._in_text:
