@@ -29,6 +29,32 @@ SHAPES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 32,
         },
     },
+    "llama-yarn": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    # All that SGLang's own classes leave out, and a factor that the lengths imply.
+    "qwen3-yarn-odd": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": None,
+            "attention_factor": 1.5,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    },
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 1, "tie_word_embeddings": True},
     "qwen2-untied": {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False},
     "qwen3": {
@@ -67,6 +93,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Windows of the last tokens, in some layers or all. SGLang's classes of these families leave them out.
+SLIDING = {
+    "qwen2-sliding": {**SHAPES["qwen2"], "max_window_layers": 1, "sliding_window": 16},
+    "qwen3-sliding": {
+        **SHAPES["qwen3"],
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 7,
+    },
+    "qwen3moe-sliding": {**SHAPES["qwen3moe"], "sliding_window": 30},
+}
+
 
 @dataclass
 class TinyCheckpoint:
@@ -90,7 +127,7 @@ class TinyCheckpoint:
 
 
 def make_checkpoint(directory: Path, shape: str, seed: int, **save_options: Any) -> TinyCheckpoint:
-    """A model of one of ``SHAPES`` with seeded weights, spread widely enough that its tokens vary."""
+    """A model of ``SHAPES`` or ``SLIDING``. Its seeded weights are spread so widely that tokens vary."""
     import torch
     from transformers import (
         LlamaConfig,
@@ -119,7 +156,7 @@ def make_checkpoint(directory: Path, shape: str, seed: int, **save_options: Any)
             "bos_token_id": None,
             "eos_token_id": None,
             "pad_token_id": None,
-            **SHAPES[shape],
+            **(SLIDING[shape] | {"use_sliding_window": True} if shape in SLIDING else SHAPES[shape]),
         }
     )
     torch.manual_seed(seed)

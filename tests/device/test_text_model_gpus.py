@@ -140,7 +140,7 @@ def test_a_gpu_without_sglangs_kernels_falls_back(
     with pytest.raises(ImportError, match="no kernels"):
         text_engines.build_text_engine("sglang", checkpoint, on_gpu)
     (checkpoint / "config.json").write_text('{"model_type": "mistral"}')
-    with pytest.raises(ImportError, match="model_type is 'mistral', which only engine 'sglang' computes"):
+    with pytest.raises(ImportError, match="needs engine 'sglang', because model_type 'mistral' is"):
         text_engines.build_text_engine(None, checkpoint, EngineOptions())
     assert asked == ["omni"]
 

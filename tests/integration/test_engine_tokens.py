@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 from engine_runs import finish, run
 from sglang_engines import KINDS, assert_empty, engines, expect_short_answers
 from text_engines import greedy, prompts, serve_random_traffic, text_engine
-from tiny_checkpoints import SHAPES, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
+from tiny_checkpoints import SHAPES, SLIDING, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
 
 from sglang_omni.engines import EngineRequest, RequestSampling
-from sglang_omni.engines.options import DecoderSpec, EngineKind
+from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
+from sglang_omni.engines.text import default_text_engine
 from sglang_omni.proto import RequestError
 
 Make = Callable[..., TinyCheckpoint]
@@ -61,6 +63,42 @@ def test_alone_in_a_batch_and_over_a_cached_prefix(tiny_checkpoint: Make, build:
     assert [request.cached_tokens for request in again] == [0, 1, 4, 16, 39, 89]
     assert engine.stats()["max_batch_size"] == 6
     assert_empty(engine)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SLIDING)
+def test_layers_with_a_sliding_window(tiny_checkpoint: Make, shape: str, device: str) -> None:
+    """Prompts and answers shorter and longer than it; chunks that begin before, in and behind it."""
+    checkpoint = tiny_checkpoint(shape)
+    many = prompts(0, [1, 6, 8, 15, 17, 31, 90, 150])
+    # The second half has the first one's beginning.
+    many += [
+        prompt[: len(prompt) // 2] + other for prompt, other in zip(many, prompts(1, [9] * 8), strict=True)
+    ]
+    expected = [checkpoint.greedy(prompt, 40) for prompt in many]
+    for chunk in (7, 64, -1):
+        engine = text_engine(
+            checkpoint.path, device=device, chunked_prefill_size=chunk, page_size=4, max_total_tokens=4096
+        )
+        alone = [run(engine, [greedy("a", prompt, 40)])[0] for prompt in many[:8]]
+        assert alone == expected[:8], chunk
+        # Eight at once, over prefixes that are cached.
+        fresh = [greedy(str(i), prompt, 40) for i, prompt in enumerate(many[8:])]
+        assert run(engine, fresh) == expected[8:], chunk
+        assert sum(request.cached_tokens for request in fresh) > 100
+        assert_empty(engine)
+
+
+def test_a_sliding_window_is_no_matter_for_sglang(tiny_checkpoint: Make, build_sglang: Build) -> None:
+    path = tiny_checkpoint("qwen2-sliding").path
+    with pytest.raises(
+        ValueError, match=r"layers with a sliding window .* engine 'omni': leave --engine out"
+    ):
+        build_sglang(path)
+    options = EngineOptions(device="cuda:0", dtype="bfloat16")
+    assert default_text_engine(path, options) == "omni"
+    with pytest.raises(ValueError, match="LoRA adapters, and engine 'omni', because it has layers with a"):
+        default_text_engine(path, replace(options, lora_paths={"a": "b"}))
 
 
 def test_scaled_positions_and_biases(tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

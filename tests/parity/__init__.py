@@ -1,6 +1,7 @@
 """What each family's answers are compared with: ``NAME.py`` has ``SHAPES`` and ``subject``, and perhaps
-``ENGINES``; see ``text.py`` and ``whisper.py``. ``REFERENCE_NEEDS`` are modules that the reference
-needs and serving does not: without them, ``all`` leaves the family out and says so.
+``ENGINES`` and, of shapes that only some compute, ``SHAPE_ENGINES``; see ``text.py`` and ``whisper.py``.
+``REFERENCE_NEEDS`` are modules that the reference needs and serving does not: without them, ``all`` leaves
+the family out and says so.
 
 ``make parity MODEL=NAME SEEDS=0,1 ENGINE=omni`` runs ``sglang_omni.testing.check`` on it.
 ``python -m parity`` is the same, with more options.

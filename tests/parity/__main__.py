@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A family that has only some of the engines names them.
         engines = [each for each in args.engines if each in getattr(family, "ENGINES", args.engines)]
         for shape, seed, engine in product(args.shapes or family.SHAPES, args.seeds, engines):
+            if engine not in getattr(family, "SHAPE_ENGINES", {}).get(shape, engines):
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 report: Report = family.subject(Path(folder), seed, shape, engine).check(args.ways)
             print(f"\n{name} {shape}, seed {seed}, {engine}\n{report}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,19 @@ from sglang_omni.models.text.config import TextPipelineConfig
 from sglang_omni.models.text.tiny_checkpoint import make
 from sglang_omni.testing import Answer, Case
 
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+_SLIDING = {"use_sliding_window": True, "sliding_window": 16}
+# ``fields`` of config.json are changed after it is made.
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama-deep": {"layers": 4, "hidden": 96, "heads": 6, "kv_heads": 3, "tied": True},
     "qwen2": {"kind": "qwen2", "kv_heads": 1},
     "qwen3": {"kind": "qwen3", "head_dim": 32, "kv_heads": 4},
+    "qwen3-yarn": {"kind": "qwen3", "fields": {"rope_scaling": _YARN}},
+    "qwen2-sliding": {"kind": "qwen2", "fields": {**_SLIDING, "max_window_layers": 1}},
 }
+# SGLang's class leaves the windows out.
+SHAPE_ENGINES = {"qwen2-sliding": ["omni"]}
 
 
 class Generated:
@@ -56,7 +64,11 @@ def cases(seed: int, count: int = 10) -> list[Case]:
 
 
 def subject(folder: Path, seed: int, shape: str, engine: str) -> Subject:
-    path = make(folder, seed, **SHAPES[shape])
+    options = dict(SHAPES[shape])
+    changed = options.pop("fields", {})
+    path = make(folder, seed, **options)
+    config_file = path / "config.json"
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | changed))
     own = {"engine": engine, "num_threads": 1}
     config = TextPipelineConfig(model_path=str(path), runtime_overrides={"thinker": own})
     return Subject(config, Generated(path), cases(seed), {})

@@ -53,6 +53,7 @@ class BatchBuilder:
         self._page_size = page_size
         self._vocab_size = config.vocab_size
         self._mrope = config.mrope_section is not None
+        self._window = config.sliding_window
         self._dtype = dtype
         self._device = torch.device(device)
         self._decode = decode
@@ -117,23 +118,23 @@ class BatchBuilder:
         spans: list[PrefillSpan] = []
         first_row = len(decode)
         for (request, count, _), source in zip(prefill, sources, strict=True):
-            mask = self._causal(request.num_computed, count) if request.num_computed else None
-            spans.append(PrefillSpan(first_row, count, source.of(ints), mask))
+            start = request.num_computed
+            mask = self._causal(start, count) if start else None
+            window_mask = self._causal(start, count, self._window) if self._slides(start + count) else mask
+            spans.append(PrefillSpan(first_row, count, source.of(ints), mask, window_mask))
             first_row += count
-        return place.batch(
-            rows,
-            ints,
-            decode=[
-                DecodeGroup(
-                    first,
-                    count,
-                    source.of(ints),
-                    None if lengths is None else self._padding(source.length, lengths.of(ints)),
-                )
-                for first, count, source, lengths in groups
-            ],
-            prefill=spans,
-        )
+        return place.batch(rows, ints, decode=[self._masked(group, ints) for group in groups], prefill=spans)
+
+    def _masked(self, group: _Group, ints: Tensor) -> DecodeGroup:
+        source, lengths = group.source, group.lengths.of(ints)
+        mask = self._padding(source.length, lengths) if group.uneven else None
+        slides = self._slides(source.length)
+        window_mask = self._padding(source.length, lengths, self._window) if slides else mask
+        return DecodeGroup(group.first_row, group.num_rows, source.of(ints), mask, window_mask)
+
+    def _slides(self, length: int) -> bool:
+        """True if a sequence of this length is longer than the sliding window."""
+        return self._window is not None and length > self._window
 
     def _paged(self, rows: _Rows, chunks: list[Chunk]) -> ForwardBatch:
         """For attention that reads the paged cache itself."""
@@ -178,13 +179,12 @@ class BatchBuilder:
             step=step,
         )
 
-    def _group(
-        self, decode: list[Chunk], first: int, last: int, numbers: _Numbers
-    ) -> tuple[int, int, _Source, _Part | None]:
+    def _group(self, decode: list[Chunk], first: int, last: int, numbers: _Numbers) -> _Group:
         requests = [chunk.request for chunk in decode[first:last]]
         lengths = [request.num_computed + 1 for request in requests]
         source = self._source(requests, max(lengths), numbers)
-        return first, last - first, source, numbers.add(lengths) if min(lengths) < max(lengths) else None
+        uneven = min(lengths) < max(lengths)
+        return _Group(first, last - first, source, numbers.add(lengths), uneven)
 
     def _source(self, requests: list[EngineRequest], length: int, numbers: _Numbers) -> _Source:
         count = -(-length // self._page_size)
@@ -198,16 +198,20 @@ class BatchBuilder:
             start = rows[0][0] * self._page_size
         return _Source(numbers.add_rows([_padded(row, count) for row in rows]), length, start)
 
-    def _padding(self, length: int, lengths: Tensor) -> Tensor:
-        """(B, 1, 1, length), which hides what is behind each sequence."""
-        hidden = torch.arange(length, device=self._device) >= lengths.unsqueeze(1)
-        return self._mask(hidden)[:, None, None, :]
+    def _padding(self, length: int, lengths: Tensor, window: int | None = None) -> Tensor:
+        """(B, 1, 1, length), which hides what is behind each sequence, and before its last ``window``."""
+        return self._mask(self._hidden(length, lengths - 1, window))[:, None, None, :]
 
-    def _causal(self, start: int, count: int) -> Tensor:
+    def _causal(self, start: int, count: int, window: int | None = None) -> Tensor:
         """(count, start + count), of the last ``count`` tokens of a sequence."""
-        columns = torch.arange(start + count, device=self._device)
         rows = torch.arange(start, start + count, device=self._device)
-        return self._mask(columns > rows.unsqueeze(1))
+        return self._mask(self._hidden(start + count, rows, window))
+
+    def _hidden(self, length: int, rows: Tensor, window: int | None) -> Tensor:
+        """(n, length), true for what the tokens at ``rows`` (n,) of their sequences do not attend."""
+        columns, last = torch.arange(length, device=self._device), rows.unsqueeze(1)
+        hidden = columns > last
+        return hidden if window is None else hidden | (columns <= last - window)
 
     def _mask(self, hidden: Tensor) -> Tensor:
         zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
@@ -236,6 +240,16 @@ class _Source(NamedTuple):
 
     def of(self, numbers: Tensor) -> KVSource:
         return KVSource(self.pages.of(numbers), self.length, self.start)
+
+
+class _Group(NamedTuple):
+    """A ``DecodeGroup`` whose numbers are among a step's; ``uneven`` if its sequences differ in length."""
+
+    first_row: int
+    num_rows: int
+    source: _Source
+    lengths: _Part
+    uneven: bool
 
 
 class _Numbers:

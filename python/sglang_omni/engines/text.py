@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from sglang_omni.engines.base import TokenEngine
 from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.quantization import quantization_of
-from sglang_omni.model_runner.config import FAMILIES
+from sglang_omni.model_runner.config import DecoderConfig, UnsupportedDecoder
 
 logger = logging.getLogger(__name__)
 
 
 def default_text_engine(model_path: Path, options: EngineOptions) -> EngineKind:
-    """The engine for a text checkpoint: on a GPU SGLang's, on a CPU the faster one that can compute it."""
-    return "omni" if options.device == "cpu" and _only_sglang(model_path, options) is None else "sglang"
+    """The engine for a text checkpoint: on a GPU SGLang's, on a CPU the faster one that can compute it.
+
+    Raises:
+        ValueError: Neither engine can.
+    """
+    if (only := only_engine(model_path, options)) is not None:
+        return only.kind
+    return "omni" if options.device == "cpu" else "sglang"
+
+
+class OnlyEngine(NamedTuple):
+    """The one engine that can compute a model, and why."""
+
+    kind: EngineKind
+    reason: str
+
+
+def only_engine(model_path: Path, options: EngineOptions) -> OnlyEngine | None:
+    """The engine that alone can compute a text checkpoint; None if both can.
+
+    Raises:
+        ValueError: Neither can: the checkpoint needs one, and an option the other.
+    """
+    try:
+        config = DecoderConfig.from_dir(model_path)
+    except UnsupportedDecoder as exc:
+        return OnlyEngine("sglang", exc.reason)
+    reason = None
+    if options.lora_paths:
+        reason = "it has LoRA adapters"
+    elif (method := quantization_of(model_path)) is not None:
+        reason = f"it is quantized ({method})"
+    if config.sliding_layers:
+        if reason is not None:
+            raise ValueError(
+                f"{model_path} needs engine 'sglang', because {reason}, and engine 'omni', because it has "
+                "layers with a sliding window (use_sliding_window in config.json): leave the former out"
+            )
+        return OnlyEngine("omni", "it has layers with a sliding window")
+    return None if reason is None else OnlyEngine("sglang", reason)
 
 
 def build_text_engine(kind: EngineKind | None, model_path: Path, options: EngineOptions) -> TokenEngine:
@@ -38,27 +75,16 @@ def build_text_engine(kind: EngineKind | None, model_path: Path, options: Engine
     if chosen == "sglang":
         from sglang_omni.engines.sglang.build import build_sglang_text_engine
 
-        reason = _only_sglang(model_path, options)
+        only = only_engine(model_path, options)
         try:
             return build_sglang_text_engine(model_path, options)
         except ImportError as exc:
             if kind is not None:
                 raise
-            if reason is not None:
+            if only is not None:
                 raise ImportError(
-                    f"{model_path}: {reason}, which only engine 'sglang' computes: {exc}"
+                    f"{model_path} needs engine 'sglang', because {only.reason}: {exc}"
                 ) from exc
             logger.warning("SGLang cannot be used, so that engine 'omni' computes %s: %s", model_path, exc)
             chosen = "omni"
     return build_engine(chosen, DecoderSpec.from_dir(model_path), options)
-
-
-def _only_sglang(model_path: Path, options: EngineOptions) -> str | None:
-    """Why only SGLang can compute a model; None if engine "omni" can as well."""
-    if options.lora_paths:
-        return "it has LoRA adapters"
-    fields: dict[str, Any] = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-    if fields.get("model_type") not in FAMILIES:
-        return f"its model_type is {fields.get('model_type')!r}"
-    method = quantization_of(model_path)
-    return None if method is None else f"it is quantized ({method})"

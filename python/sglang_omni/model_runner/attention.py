@@ -21,6 +21,8 @@ def why_not_paged(config: DecoderConfig, dtype: torch.dtype, device: torch.devic
 
     Without it, keys and values are gathered for each layer, which any device and dtype can.
     """
+    if config.sliding_layers:
+        return "layers with a sliding window need masks"
     if device.type != "cuda":
         return "there is no kernel for paged caches on a CPU"
     if dtype not in (torch.bfloat16, torch.float16):
@@ -44,11 +46,14 @@ def _has_paged_attention() -> bool:
     return {"block_table", "seqused_k", "enable_gqa"} <= set(inspect.signature(varlen_attn).parameters)
 
 
-def attend(queries: Tensor, layer: int, cache: PagedKVCache, batch: ForwardBatch) -> Tensor:
+def attend(
+    queries: Tensor, layer: int, cache: PagedKVCache, batch: ForwardBatch, *, sliding: bool = False
+) -> Tensor:
     """Attention of the queries over their sequences' keys and values in the cache.
 
     Args:
         queries: (T, heads, head_dim), rows in the batch's order.
+        sliding: True for a layer with a sliding window.
 
     Returns:
         (T, heads * head_dim), rows in the batch's order.
@@ -64,13 +69,15 @@ def attend(queries: Tensor, layer: int, cache: PagedKVCache, batch: ForwardBatch
         grouped = queries[group.first_row : group.first_row + group.num_rows].view(
             group.num_rows, kv_heads, heads // kv_heads, dim
         )
-        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=group.mask)
+        mask = group.window_mask if sliding else group.mask
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
         parts.append(out.reshape(group.num_rows, heads * dim))
     for span in batch.prefill:
         keys, values = cache.read(layer, span.kv)
         rows = queries[span.first_row : span.first_row + span.num_rows].transpose(0, 1).unsqueeze(0)
+        mask = span.window_mask if sliding else span.mask
         out = scaled_dot_product_attention(
-            rows, keys, values, attn_mask=span.mask, is_causal=span.mask is None, enable_gqa=True
+            rows, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )
         parts.append(out.squeeze(0).transpose(0, 1).reshape(span.num_rows, heads * dim))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -27,22 +27,31 @@ class KVSource(NamedTuple):
 class DecodeGroup(NamedTuple):
     """Sequences of similar length with one new token each, whose attention is one call.
 
-    ``mask`` is additive, (B, 1, 1, length) in the model's dtype; None if no row is padded.
+    Attributes:
+        mask: Additive, (B, 1, 1, length) in the model's dtype; None if no row is padded.
+        window_mask: The same for layers with a sliding window; None if no row is padded or longer.
     """
 
     first_row: int
     num_rows: int
     kv: KVSource
     mask: Tensor | None
+    window_mask: Tensor | None = None
 
 
 class PrefillSpan(NamedTuple):
-    """Consecutive new tokens of one sequence. ``mask`` is None if no tokens before them are cached."""
+    """Consecutive new tokens of one sequence.
+
+    Attributes:
+        mask: Additive, (num_rows, length) in the model's dtype; None if no tokens before them are cached.
+        window_mask: The same for layers with a sliding window.
+    """
 
     first_row: int
     num_rows: int
     kv: KVSource
     mask: Tensor | None
+    window_mask: Tensor | None = None
 
 
 class PagedBatch(NamedTuple):

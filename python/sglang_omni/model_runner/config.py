@@ -24,6 +24,23 @@ _MROPE = {
 _BIASED = ("qwen2", DENSE_THINKER, DENSE_TALKER)
 # For a config.json without it.
 _THETA = {THINKER: 1_000_000.0, DENSE_THINKER: 1_000_000.0, DENSE_TALKER: 1_000_000.0}
+# What each way of scaling positions must have.
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+}
+# transformers' classes whose layers may have a sliding window, with the window of a config.json without it.
+_WINDOWS = {"qwen2": 4096, "qwen3": 4096, "qwen3_moe": 4096, DENSE_THINKER: 32_768, DENSE_TALKER: 32_768}
+
+
+class UnsupportedDecoder(ValueError):
+    """A decoder has a feature, or is of a family, that engine "omni" does not compute."""
+
+    def __init__(self, reason: str, where: str = "") -> None:
+        super().__init__(where + reason)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -31,7 +48,10 @@ class DecoderConfig:
     """A Llama-like decoder. Field names follow ``config.json``; lengths are in tokens.
 
     Attributes:
-        rope_scaling: The checkpoint's parameters of a scaled rotary embedding, without theta.
+        rope_scaling: The checkpoint's parameters of a scaled rotary embedding, without theta; those of YaRN
+            and of Llama 3 have ``factor`` and ``original_max_position_embeddings``.
+        sliding_window: In ``sliding_layers`` a token attends so many tokens, itself counted; None if no layer
+            has a window, or all texts are shorter.
         embedding_size: Width of the embeddings, if a strategy makes the input rows of narrower ones; None for
             ``hidden_size``.
         mrope_section: The pairs of channels that turn by time, height and width, if positions have three
@@ -56,6 +76,8 @@ class DecoderConfig:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    sliding_window: int | None = None
+    sliding_layers: frozenset[int] = frozenset()
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
@@ -90,7 +112,8 @@ class DecoderConfig:
 
         Raises:
             FileNotFoundError: There is no ``config.json``.
-            ValueError: The model is of a family, or has a feature, that is not supported.
+            UnsupportedDecoder: The model is of a family, or has a feature, that is not supported.
+            ValueError: A field is missing or wrong.
         """
         directory = Path(model_path)
         path = directory / "config.json"
@@ -105,6 +128,8 @@ class DecoderConfig:
         )
         try:
             return cls.from_dict(fields, fields.get("model_type"))
+        except UnsupportedDecoder as error:
+            raise UnsupportedDecoder(error.reason, f"{path}: ") from None
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -118,7 +143,8 @@ class DecoderConfig:
                 it is, and some are published without the field.
 
         Raises:
-            ValueError: A field is missing, or the model has a feature that is not supported.
+            UnsupportedDecoder: The model has a feature that is not supported.
+            ValueError: A field is missing or wrong.
         """
         try:
             return cls._from_dict(fields, model_type)
@@ -128,22 +154,13 @@ class DecoderConfig:
     @classmethod
     def _from_dict(cls, fields: Mapping[str, Any], family: str | None) -> DecoderConfig:
         if family not in FAMILIES:
-            raise ValueError(
-                f"model_type {family!r} is not served here; known families: {', '.join(FAMILIES)}"
-            )
+            raise UnsupportedDecoder(f"model_type {family!r} is none of {', '.join(FAMILIES)}")
         if fields.get("hidden_act", "silu") != "silu":
-            raise ValueError(f"hidden_act {fields['hidden_act']!r} is not supported, only 'silu'")
-        if fields.get("use_sliding_window"):
-            raise ValueError("use_sliding_window is not supported: attention here spans the whole context")
-        # Newer checkpoints keep theta and scaling together; older ones spell them apart.
-        rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
-        theta = rope.pop("rope_theta", None) or fields.get("rope_theta") or _THETA.get(family, 10000.0)
-        rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
+            raise UnsupportedDecoder(f"hidden_act {fields['hidden_act']!r} is not supported, only 'silu'")
+        rope, theta = _rope(fields, family)
         interleaved = family in (THINKER, TALKER)
         mrope_section = _mrope_section(rope, _MROPE[family], interleaved) if family in _MROPE else None
-        # Older checkpoints call the usual embedding by what their positions are.
-        if mrope_section is not None and rope["rope_type"] == "mrope":
-            rope["rope_type"] = "default"
+        window, sliding = _sliding(fields, family)
         heads = int(fields["num_attention_heads"])
         attention_bias = bool(fields.get("attention_bias", False))
         return cls(
@@ -157,8 +174,10 @@ class DecoderConfig:
             head_dim=int(fields.get("head_dim") or int(fields["hidden_size"]) // heads),
             max_position_embeddings=int(fields["max_position_embeddings"]),
             rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(theta),
+            rope_theta=theta,
             rope_scaling=rope,
+            sliding_window=window,
+            sliding_layers=sliding,
             tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
             qkv_bias=family in _BIASED or attention_bias,
             o_bias=family not in _BIASED and attention_bias,
@@ -170,6 +189,64 @@ class DecoderConfig:
             **(_experts(family, fields) if family in (THINKER, TALKER, "qwen3_moe") else {}),
             eos_token_ids=_ids(fields.get("eos_token_id")),
         )
+
+
+def _rope(fields: Mapping[str, Any], family: str) -> tuple[dict[str, Any], float]:
+    """The parameters of the rotary embedding, complete, and theta."""
+    # Newer checkpoints keep theta and scaling together; older ones spell them apart.
+    rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    theta = rope.pop("rope_theta", None) or fields.get("rope_theta") or _THETA.get(family, 10000.0)
+    older = rope.pop("type", None)
+    kind = rope["rope_type"] = rope.get("rope_type") or older or "default"
+    # Older checkpoints call the usual embedding by what their positions are.
+    if kind == "mrope" and family in _MROPE:
+        kind = rope["rope_type"] = "default"
+    if kind not in ROPE_TYPES:
+        raise UnsupportedDecoder(f"rope_type {kind!r} is none of {', '.join(ROPE_TYPES)}")
+    partial = rope.pop("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    if partial not in (None, 1) or any(isinstance(value, Mapping) for value in rope.values()):
+        raise UnsupportedDecoder("positions turn only a part of the channels, or otherwise in some layers")
+    for name in ROPE_TYPES[kind]:
+        rope[name] = float(rope[name])
+    if kind in ("llama3", "yarn"):
+        length = int(fields["max_position_embeddings"])
+        own = fields.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
+        rope["original_max_position_embeddings"] = original = int(own or length)
+        rope["factor"] = float(rope.get("factor") or length / original)
+    return rope, float(theta)
+
+
+def _sliding(fields: Mapping[str, Any], family: str) -> tuple[int | None, frozenset[int]]:
+    """The sliding window, and the layers that have it, as transformers' class of the family reads them."""
+    uses = bool(fields.get("use_sliding_window"))
+    count = int(fields["num_hidden_layers"])
+    if family not in _WINDOWS:
+        if uses and family in (THINKER, TALKER):
+            raise UnsupportedDecoder("use_sliding_window: these layers attend the whole context")
+        return None, frozenset()
+    window = fields.get("sliding_window", _WINDOWS[family]) if uses else None
+    first = int(fields.get("max_window_layers", 28))
+    kinds = fields.get("layer_types")
+    if family == "qwen3_moe":
+        first, kinds = 0, None
+    kinds = kinds or [
+        "sliding_attention" if window and i >= first else "full_attention" for i in range(count)
+    ]
+    if len(kinds) != count or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise ValueError(
+            f"layer_types must name full_attention or sliding_attention for each of {count} layers"
+        )
+    layers = frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
+    if not layers:
+        return None, layers
+    if not window:
+        raise ValueError(
+            "layer_types has sliding_attention, but use_sliding_window or sliding_window is not set"
+        )
+    # No text is longer than the window.
+    if window >= int(fields["max_position_embeddings"]):
+        return None, frozenset()
+    return int(window), layers
 
 
 def _ids(given: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -201,7 +278,7 @@ def _mrope_section(
     for name in ("interleaved", "mrope_interleaved"):
         if rope.pop(name, interleaved) is not interleaved:
             does = "interleaves" if interleaved else "does not interleave"
-            raise ValueError(
+            raise UnsupportedDecoder(
                 f"{name} {str(not interleaved).lower()} is not supported: this model {does} its rotary "
                 "sections"
             )

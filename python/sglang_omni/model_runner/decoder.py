@@ -163,7 +163,8 @@ class Decoder:
             normed = queries_keys if layer.qk_norm is None else layer.qk_norm(queries_keys)
             queries_keys.copy_(self.rotary.rotate(normed, cos, sin))
             cache.write(index, batch.slots, qkv[:, heads:])
-            attended = attend(qkv[:, :heads], index, cache, batch)
+            sliding = index in config.sliding_layers
+            attended = attend(qkv[:, :heads], index, cache, batch, sliding=sliding)
             hidden = hidden + self.group.all_reduce(layer.o(attended))
             hidden = hidden + self.group.all_reduce(layer.fed_forward(hidden, kinds))
             if capture_layer == index + 1 < len(self.layers):

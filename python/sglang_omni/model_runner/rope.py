@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.config import ROPE_TYPES, DecoderConfig
 
 
 class RotaryShape(Protocol):
@@ -41,8 +41,58 @@ def inverse_frequencies(config: RotaryShape) -> Tensor:
             return frequencies / float(scaling["factor"])
         case "llama3":
             return _llama3(frequencies, scaling)
+        case "yarn":
+            return _yarn(config)
         case other:
-            raise ValueError(f"rope_type {other!r} is not supported; known: default, linear, llama3")
+            raise ValueError(f"rope_type {other!r} is not supported; known: {', '.join(ROPE_TYPES)}")
+
+
+def attention_factor(config: RotaryShape) -> float:
+    """What cosines and sines are multiplied with: YaRN's sharper attention over longer texts, else 1.
+
+    The checkpoint's own ``attention_factor``, or what its ``factor`` implies (Peng et al., "YaRN", 2023).
+    """
+    scaling = config.rope_scaling
+    if scaling.get("rope_type") != "yarn":
+        return 1.0
+    if (given := scaling.get("attention_factor")) is not None:
+        return float(given)
+    return implied_attention_factor(scaling)
+
+
+def implied_attention_factor(scaling: Mapping[str, Any]) -> float:
+    """YaRN's, of parameters that do not give it."""
+
+    def of(scale: float) -> float:
+        return 0.1 * scale * math.log(scaling["factor"]) + 1.0 if scaling["factor"] > 1 else 1.0
+
+    scale, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return of(scale) / of(of_all) if scale and of_all else of(1.0)
+
+
+def _yarn(config: RotaryShape) -> Tensor:
+    """Keeps what turns often within the original context, stretches by ``factor`` what turns rarely, and
+    blends those between.
+
+    As transformers computes it (``modeling_rope_utils._compute_yarn_parameters``), to the last bit.
+    """
+    scaling, dim = config.rope_scaling, config.head_dim
+    original = scaling["original_max_position_embeddings"]
+
+    def pair_that_turns(times: float) -> float:
+        return dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(config.rope_theta))
+
+    low = pair_that_turns(scaling.get("beta_fast") or 32)
+    high = pair_that_turns(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    stretched = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    wavelengths = config.rope_theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
+    kept = 1 - stretched
+    return 1.0 / (scaling["factor"] * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
 
 
 def _llama3(frequencies: Tensor, scaling: Mapping[str, Any]) -> Tensor:
@@ -67,6 +117,7 @@ class RotaryEmbedding:
         self._half = config.head_dim // 2
         self._dtype = dtype
         frequencies = inverse_frequencies(config)
+        self._factor = attention_factor(config)
         self._frequencies = frequencies.to(device)
         if config.mrope_section is not None:
             axes = _interleaved_axes if config.mrope_interleaved else _adjacent_axes
@@ -92,7 +143,7 @@ class RotaryEmbedding:
         return (heads * cos).addcmul_(heads.roll(self._half, -1), sin)
 
     def _of_angles(self, angles: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = angles.cos(), angles.sin()
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
         return torch.cat((cos, cos), dim=-1).to(self._dtype), torch.cat((-sin, sin), dim=-1).to(self._dtype)
 
 

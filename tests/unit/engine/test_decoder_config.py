@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_omni.model_runner.config import TALKER, DecoderConfig
+from sglang_omni.model_runner.config import DENSE_THINKER, TALKER, DecoderConfig, UnsupportedDecoder
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -65,7 +65,51 @@ def test_a_part_is_what_its_parent_says() -> None:
 
 
 def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config.json: model_type 'bert' is not served here; known"):
+    with pytest.raises(ValueError, match=r"config.json: model_type 'bert' is none of llama, qwen2"):
         read(tmp_path, {"model_type": "bert"})
-    with pytest.raises(ValueError, match=r"config.json: model_type None is not served here"):
+    with pytest.raises(ValueError, match=r"config.json: model_type None is none of"):
         read(tmp_path, {"model_type": None})
+
+
+QWEN: dict[str, Any] = {**LLAMA, "num_hidden_layers": 4, "max_position_embeddings": 8192}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "window", "layers"),
+    [
+        ("qwen2", {"sliding_window": 64}, None, set()),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 64}, None, set()),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, 64, {1, 2, 3}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, 4096, {0, 1, 2, 3}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, None, set()),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 8192, "max_window_layers": 0}, None, set()),
+        (
+            "qwen3",
+            {"use_sliding_window": True, "layer_types": [SLIDING, FULL, FULL, SLIDING], "sliding_window": 9},
+            9,
+            {0, 3},
+        ),
+        (DENSE_THINKER, {"use_sliding_window": True, "max_window_layers": 3, "sliding_window": 5}, 5, {3}),
+        # transformers' class has it in all layers, whatever the others' fields say.
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 5}, 5, {0, 1, 2, 3}),
+        # Of Mistral; Llama's class does not read it.
+        ("llama", {"use_sliding_window": True, "sliding_window": 64}, None, set()),
+    ],
+)
+def test_the_layers_with_a_sliding_window(family: str, fields: Any, window: Any, layers: set[int]) -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    config = DecoderConfig.from_dict({**QWEN, **experts, **fields}, family)
+    assert (config.sliding_window, config.sliding_layers) == (window, layers)
+
+
+def test_layer_types_that_say_nothing(tmp_path: Path) -> None:
+    for kinds, words in (
+        ([SLIDING] * 4, "use_sliding_window or sliding_window is not set"),
+        ([FULL] * 3, "for each of 4 layers"),
+        (["chunked_attention"] * 4, "for each of 4 layers"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            DecoderConfig.from_dict({**QWEN, "layer_types": kinds}, "qwen2")
+    with pytest.raises(UnsupportedDecoder, match="these layers attend the whole context"):
+        DecoderConfig.from_dict({**QWEN, "use_sliding_window": True}, TALKER)

@@ -28,6 +28,7 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
         FileNotFoundError, ValueError: A file or tensor of the checkpoint is missing, misshapen or unknown.
         RuntimeError: This process is already in another tensor parallel group.
     """
+    refuse_windows(spec)
     _prepare(spec.model_path, options)
     from sglang_omni.engines.sglang.engine import SGLangEngine
     from sglang_omni.engines.sglang.text_models import register_own_class
@@ -63,15 +64,37 @@ def build_sglang_text_engine(model_path: Path, options: EngineOptions) -> SGLang
     """
     _prepare(model_path, options)
     from sglang_omni.engines.sglang.engine import SGLangEngine
-    from sglang_omni.engines.sglang.text_models import foreign_spec, known_spec, register_own_class
+    from sglang_omni.engines.sglang.text_models import (
+        foreign_spec,
+        has_odd_positions,
+        known_spec,
+        register_own_class,
+    )
 
     if (spec := known_spec(model_path)) is not None:
-        return build_sglang_engine(spec, options)
+        if quantization_of(model_path) is None:
+            return build_sglang_engine(spec, options)
+        refuse_windows(spec)
+        if has_odd_positions(_fields(model_path), spec.config):
+            raise ValueError(
+                f"{model_path}: SGLang's own classes, which read quantized weights, compute YaRN by factor, "
+                "original_max_position_embeddings, beta_fast, beta_slow and truncate alone: serve weights "
+                "that are not quantized"
+            )
     register_own_class(_fields(model_path), options.device, None)
     runtime = compat.Runtime(model_path, options)
     with runtime.active():
         spec = foreign_spec(model_path, runtime.server_args)
     return SGLangEngine(runtime, spec, options)
+
+
+def refuse_windows(spec: DecoderSpec) -> None:
+    """Raise ValueError for layers with a sliding window, which SGLang's layers of these families ignore."""
+    if spec.config.sliding_layers:
+        raise ValueError(
+            f"{spec.model_path}: layers with a sliding window (use_sliding_window in config.json) are "
+            "computed by engine 'omni': leave --engine out"
+        )
 
 
 def _prepare(model_path: Path, options: EngineOptions) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.engines.options import DecoderSpec
-from sglang_omni.engines.quantization import quantization_of
-from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.config import DecoderConfig, UnsupportedDecoder
 
 _PACKAGE = "sglang.srt.models"
 # On a CPU, where SGLang computes with plain torch, its other classes are slower than OmniDecoder or fail.
@@ -51,7 +50,10 @@ def register_own_class(fields: Mapping[str, Any], device: str, known: DecoderCon
 
     architecture = next(iter(fields.get("architectures") or ()), None)
     if known is not None and (
-        known.mlp_bias or (device == "cpu" and architecture not in _TRIED_ON_CPU) or architecture is None
+        known.mlp_bias
+        or has_odd_positions(fields, known)
+        or (device == "cpu" and architecture not in _TRIED_ON_CPU)
+        or architecture is None
     ):
         return False
     if architecture in ModelRegistry.models:
@@ -77,13 +79,27 @@ def register_own_class(fields: Mapping[str, Any], device: str, known: DecoderCon
 
 
 def known_spec(model_path: Path) -> DecoderSpec | None:
-    """What OmniDecoder needs of a checkpoint, or None if only a class of SGLang's can serve it."""
-    if quantization_of(model_path) is not None:
-        return None
+    """The shape of a checkpoint's decoder, or None if only a class of SGLang's knows it."""
     try:
         return DecoderSpec.from_dir(model_path)
-    except ValueError:
+    except UnsupportedDecoder:
         return None
+
+
+def has_odd_positions(fields: Mapping[str, Any], known: DecoderConfig) -> bool:
+    """True if YaRN has parameters that SGLang's own classes do not read as transformers does.
+
+    Args:
+        fields: The checkpoint's ``config.json``.
+        known: The decoder's shape.
+    """
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    unread = ("attention_factor", "mscale", "mscale_all_dim")
+    return known.rope_scaling.get("rope_type") == "yarn" and (
+        any(rope.get(name) is not None for name in unread)
+        or any(rope.get(name) is None for name in ("factor", "original_max_position_embeddings"))
+        or fields.get("original_max_position_embeddings") is not None
+    )
 
 
 def foreign_spec(model_path: Path, server_args: Any) -> DecoderSpec:

@@ -24,6 +24,7 @@ from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackBuffers, prefill
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.media import deepstack_of, has_media, merge_media
+from sglang_omni.model_runner.rope import attention_factor, implied_attention_factor
 from sglang_omni.model_runner.sequence import SequenceSpan
 
 
@@ -269,6 +270,11 @@ class OmniDecoder(nn.Module):
 
 def _rope_scaling(config: DecoderConfig) -> dict[str, Any] | None:
     scaling = dict(config.rope_scaling)
+    if scaling.get("rope_type") == "yarn":
+        # SGLang's factor of the attention is what ours has beside the one that it computes itself.
+        for name in ("mscale", "mscale_all_dim", "attention_factor"):
+            scaling.pop(name, None)
+        scaling["attn_factor"] = attention_factor(config) / implied_attention_factor(scaling)
     if config.mrope_section is not None:
         _, height, width = config.mrope_section
         # Time turns the pairs of channels that height and width leave.
