@@ -61,6 +61,13 @@ def served(
                 patch.setitem(os.environ, "HF_HOME", str(folder / "hub"))
                 server = Fleet.launch(folder / "log", "org/tiny", "--revision", "v1", *FLEET)
             served = Served(checkpoint, server, "org/tiny", hub)
+        elif shape == "qwen2":
+            # Its own template cannot be compiled.
+            template = (path / "chat_template.jinja").rename(folder / "another.jinja")
+            (path / "chat_template.jinja").write_text("{% if %}")
+            flags = ("--model-path", str(path), "--chat-template", str(template))
+            server = Fleet.launch(folder / "log", *flags)
+            served = Served(checkpoint, server, str(path))
         else:
             server = Fleet.launch(folder / "log", "--model-path", str(path))
             served = Served(checkpoint, server, str(path))

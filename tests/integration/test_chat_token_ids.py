@@ -12,6 +12,7 @@ import pytest
 
 from sglang_omni.models.speech_chat.components.smollm2 import ensure_checkpoint
 from sglang_omni.preprocessing import tokenizing
+from sglang_omni.preprocessing.template_files import template_sources
 from sglang_omni.preprocessing.text import PromptEncoder, load_tokenizer
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 
@@ -54,6 +55,31 @@ def oracle(path: Path) -> Any:
     if tokenizer.chat_template is None:  # Read by the processor, which has the same name for it.
         tokenizer.chat_template = json.loads((path / "chat_template.json").read_text())["chat_template"]
     return tokenizer
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.jinja": "file", "additional_chat_templates/tool_use.jinja": "folder"},
+        {"chat_template.jinja": "file", "chat_template.json": '{"chat_template": "legacy"}'},
+        {
+            "chat_template.json": '{"chat_template": "legacy"}',
+            "processor_config.json": '{"chat_template": "own"}',
+        },
+        {"processor_config.json": '{"chat_template": null}', "chat_template.jinja": "file"},
+    ],
+)
+def test_a_processors_template_is_the_one_that_transformers_takes(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    from transformers import ProcessorMixin
+
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    found = ProcessorMixin.get_processor_dict(tmp_path)[0]["chat_template"]
+    sources = template_sources(tmp_path, {"chat_template": "configured"}, of_processor=True)
+    assert sources["default"].text == (found["default"] if isinstance(found, dict) else found)
 
 
 def conversations(texts: list[str]) -> list[list[dict[str, str]]]:

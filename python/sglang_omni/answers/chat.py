@@ -20,7 +20,7 @@ from sglang_omni.answers.formats import (
 from sglang_omni.answers.parsers import check_parsers
 from sglang_omni.answers.reader import Reading
 from sglang_omni.answers.tools_prompt import tools_as_text
-from sglang_omni.preprocessing.chat_template import ChatTemplate
+from sglang_omni.preprocessing.chat_template import FIELDS, ChatTemplate
 from sglang_omni.preprocessing.deadline import Check, go_on
 from sglang_omni.preprocessing.request import flag_param, mapping_param, stage_params
 from sglang_omni.preprocessing.text import PromptEncoder
@@ -61,7 +61,7 @@ class ChatPrompts:
         """Token ids of a conversation, and how the answer must be read.
 
         Args:
-            messages: As for ``PromptEncoder.render``.
+            messages: Their contents are texts or lists of parts.
             check: Called between the pieces of a long text; an exception that it raises ends the work.
 
         Raises:
@@ -81,22 +81,22 @@ class ChatPrompts:
             RequestError: As of ``encode``, but for the length.
         """
         tools = tools_of(request.params)
-        template = self.prompts.template_for(tools=tools is not None)
+        template = self.prompts.templates.choose(tools=tools is not None)
         in_template = "tools" in template.variables
-        if not in_template and (tools is not None or any(map(_is_of_tools, messages))):
+        has_calls = not template.forms.calls and any(map(_is_of_tools, messages))
+        if not in_template and (tools is not None or has_calls):
             messages = tools_as_text(messages, () if tools is None else tools.offered)
         length = self._call_format(template)[1].id_length
         if length is not None:
             messages = [_with_ids(message, length) for message in messages]
         continues = _continues(request)
         text = self.prompts.render(
-            messages,
+            template.forms.fit(messages),
             _options(request, template),
             tools=tools.offered if tools is not None and in_template else None,
             add_generation_prompt=not continues and request.params.get("add_generation_prompt") is not False,
+            continues=continues,
         )
-        if continues:
-            text = _cut_after(text, self._last_text(messages))
         return text, self._reading(text, template, tools, request)
 
     def _call_format(self, template: ChatTemplate) -> tuple[str | None, CallFormat]:
@@ -105,17 +105,6 @@ class ChatPrompts:
         in_template = "tools" in template.variables
         name = self._calls or (call_format_of(template.source) if in_template else "hermes")
         return name, CALL_FORMATS.get(name or PLAIN_NAME, PLAIN)
-
-    def _last_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        content = messages[-1]["content"]
-        if messages[-1]["role"] != "assistant" or not isinstance(content, str) or not content.strip():
-            raise RequestError(
-                "continue_final_message: the last message must be the assistant's, with the text to continue",
-                param="continue_final_message",
-                code="invalid_value",
-            )
-        hidden: str = self.prompts.tokenizer.hide(content, but_marks=True)
-        return hidden
 
     def _reading(
         self, text: str, template: ChatTemplate, tools: Tools | None, request: OmniRequest
@@ -191,13 +180,29 @@ def _options(request: OmniRequest, template: ChatTemplate) -> dict[str, Any]:
     """The template's variables that the request sets.
 
     Raises:
-        RequestError: There is a reasoning effort, and the template has no place for it.
+        RequestError: One is a field of the request itself, or there is a reasoning effort and the template
+            has no place for it.
     """
     options = dict(mapping_param(request.params, "chat_template_kwargs"))
+    if taken := [name for name in FIELDS if name in options]:
+        raise RequestError(
+            f"chat_template_kwargs.{taken[0]}: set the request's own field {taken[0]!r}",
+            param=f"chat_template_kwargs.{taken[0]}",
+            code="unsupported_parameter",
+        )
+    documents = options.get("documents")
+    if documents is not None and not _are_objects(documents):
+        raise RequestError(
+            "chat_template_kwargs.documents must be a list of objects, such as {'title': ..., 'text': ...}",
+            param="chat_template_kwargs.documents",
+            code="invalid_type",
+        )
     effort = request.params.get("reasoning_effort")
     if effort is not None:
         if "reasoning_effort" not in template.variables:
-            own = ", ".join(sorted(template.variables - _ITS_OWN))
+            own = ", ".join(
+                sorted(name for name in template.variables.difference(FIELDS) if not name.endswith("_token"))
+            )
             instead = f"chat_template_kwargs sets what it has: {own}" if own else "leave it out"
             raise RequestError(
                 f"reasoning_effort: this model's chat template has no place for it; {instead}",
@@ -208,10 +213,8 @@ def _options(request: OmniRequest, template: ChatTemplate) -> dict[str, Any]:
     return options
 
 
-# Variables that are not the request's to set.
-_ITS_OWN = frozenset(
-    ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token")
-)
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
 
 
 def _is_of_tools(message: Mapping[str, Any]) -> bool:
@@ -228,16 +231,3 @@ def _continues(request: OmniRequest) -> bool:
             code="invalid_value",
         )
     return True
-
-
-def _cut_after(text: str, last: str) -> str:
-    """The rendered conversation up to the end of its last message."""
-    for content in (last.lstrip(), last.strip()):
-        at = text.rfind(content)
-        if at >= 0:
-            return text[: at + len(content)]
-    raise RequestError(
-        "continue_final_message: this model's chat template changes the last message",
-        param="continue_final_message",
-        code="unsupported_parameter",
-    )

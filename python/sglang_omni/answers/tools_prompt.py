@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sglang_omni.preprocessing.template_forms import with_arguments
+
 _OFFER = """You can call functions to help the user. These are all functions, each a JSON object:
 <tools>
 {tools}
@@ -24,7 +26,8 @@ def tools_as_text(
     for message in messages:
         turn = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
         if message.get("tool_calls"):
-            turn["content"] = _joined(turn["content"], "\n".join(map(_call, message["tool_calls"])))
+            calls = "\n".join(map(_call, with_arguments(message["tool_calls"])))
+            turn["content"] = _joined(turn["content"], calls)
         if message["role"] != "tool":
             turns.append(turn)
             continue

@@ -25,6 +25,7 @@ def create_transcribe(
     part: Mapping[str, Any],
     takes_messages: bool = False,
     context_length: int | None = None,
+    chat_template: str | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
     cache_size: int = 256,
@@ -35,7 +36,7 @@ def create_transcribe(
         model_path: The thinker's checkpoint.
         part: The fields of a ``PartConfig``.
         takes_messages: Whether the thinker takes messages, for a prompt of its own.
-        context_length, tool_call_parser, reasoning_parser: As for the thinker of speech-chat.
+        context_length, chat_template, tool_call_parser, reasoning_parser: As for the thinker of speech-chat.
         cache_size: Number of a conversation's clips whose transcripts are kept.
     """
     from sglang_omni.cascade.hearing import RemoteHearing
@@ -43,7 +44,7 @@ def create_transcribe(
 
     chats: ChatPrompts | None = None
     if not takes_messages:
-        chats = chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
+        chats = chat_prompts(model_path, context_length, chat_template, tool_call_parser, reasoning_parser)
     thread, connection = _connected("asr", part)
     hearing = RemoteHearing(connection, chats, cache_size=cache_size)
     return _scheduler(hearing.hear, thread, connection)

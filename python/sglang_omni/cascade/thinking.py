@@ -13,6 +13,7 @@ from sglang_omni.client import GenerateChunk, GenerateRequest, SamplingParams
 from sglang_omni.client.transport import Deltas
 from sglang_omni.models.text_answer import text_chunks
 from sglang_omni.preprocessing.request import stage_params
+from sglang_omni.preprocessing.template_forms import with_arguments
 from sglang_omni.proto import StagePayload
 from sglang_omni.proto.tasks import TextResult
 from sglang_omni.scheduling.async_scheduler import AsyncRequest
@@ -83,16 +84,9 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message in OpenAI's form, in which the arguments of calls are JSON text."""
     sent = {name: message[name] for name in _MESSAGE if message.get(name) is not None}
     if "tool_calls" in sent:
-        sent["tool_calls"] = [_call(call) for call in sent["tool_calls"]]
+        sent["tool_calls"] = with_arguments(sent["tool_calls"], as_text=True)
         sent["content"] = sent["content"] or None
     return sent
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    if not isinstance(function["arguments"], str):
-        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-    return {**call, "function": function}
 
 
 def _news(chunk: GenerateChunk, deltas: Deltas) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.preprocessing.text import PromptEncoder
 
 
-def prompts_of(config: PipelineConfig, checkpoint: str | Path, *, between_texts: str = "\n") -> ChatPrompts:
+def prompts_of(config: PipelineConfig, checkpoint: str | Path, *, of_processor: bool = False) -> ChatPrompts:
     """What the pipeline's ``preprocess`` stage makes prompts with.
 
     Args:
-        between_texts: What that stage puts between the texts of one message.
+        of_processor: As for ``PromptEncoder``.
 
     Raises:
         FileNotFoundError, ValueError: As for ``PromptEncoder`` and ``ChatPrompts``.
@@ -22,7 +22,12 @@ def prompts_of(config: PipelineConfig, checkpoint: str | Path, *, between_texts:
     stage = next(stage for stage in config.stages if stage.name == "preprocess")
     args = merge_factory_args(stage, config)
     return ChatPrompts(
-        PromptEncoder(checkpoint, context_length=args.get("context_length"), between_texts=between_texts),
+        PromptEncoder(
+            checkpoint,
+            context_length=args.get("context_length"),
+            chat_template=args.get("chat_template"),
+            of_processor=of_processor,
+        ),
         tool_call_parser=args.get("tool_call_parser"),
         reasoning_parser=args.get("reasoning_parser"),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -61,6 +60,25 @@ def parse_messages(
     parser = _Parser(takes)
     parsed = [parser.message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     return parsed, parser.media
+
+
+def with_parts(messages: Sequence[Mapping[str, Any]], media: Sequence[MediaPart]) -> list[dict[str, Any]]:
+    """The messages for chat templates: each content is a text, or a list of parts, of which media have only a
+    type.
+
+    Args:
+        messages, media: As of ``parse_messages``.
+    """
+    return [{**message, "content": _parts(message["content"], media)} for message in messages]
+
+
+def _parts(content: Content, media: Sequence[MediaPart]) -> str | list[dict[str, str]]:
+    if len(content) == 1 and isinstance(content[0], str):
+        return content[0]
+    return [
+        {"type": "text", "text": piece} if isinstance(piece, str) else {"type": media[piece].kind}
+        for piece in content
+    ]
 
 
 class _Parser:
@@ -147,8 +165,7 @@ def _said_before(message: Mapping[str, Any], param: str) -> str:
 
 
 def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """The calls of an earlier answer. Templates take their arguments as an object; a text that is none, as a
-    model may have written it, stays a text."""
+    """The calls of an earlier answer, with their arguments as they were sent."""
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise RequestError(f"{where} must be a list", param=where, code="invalid_type")
     read = []
@@ -162,19 +179,8 @@ def _calls(calls: Any, where: str) -> list[dict[str, Any]]:
                 param=each,
                 code="invalid_value",
             )
-        function = {**function, "arguments": _arguments(function.get("arguments"))}
-        read.append({"type": "function", **call, "function": function})
+        read.append({"type": "function", **call})
     return read
-
-
-def _arguments(written: Any) -> Any:
-    if not isinstance(written, str):
-        return written or {}
-    try:
-        arguments = json.loads(written) if written.strip() else {}
-    except ValueError:
-        return written
-    return arguments if isinstance(arguments, dict) else written
 
 
 def _detail(body: Mapping[str, Any], where: str) -> Detail:

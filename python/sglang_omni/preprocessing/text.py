@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.preprocessing.chat_template import ChatTemplate, ChatTemplates
+from sglang_omni.preprocessing.chat_template import ChatTemplates
 from sglang_omni.preprocessing.deadline import Check, go_on
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import RequestError
@@ -32,24 +32,28 @@ class PromptEncoder:
         tokenizer: Reads only the template's control tokens as such.
         templates: The checkpoint's chat templates.
         context_length: Limit of prompt and answer together, in tokens.
-        between_texts: What the pipeline puts between the texts of one message.
     """
 
     def __init__(
-        self, checkpoint: str | Path, *, context_length: int | None = None, between_texts: str = "\n"
+        self,
+        checkpoint: str | Path,
+        *,
+        context_length: int | None = None,
+        chat_template: str | Path | None = None,
+        of_processor: bool = False,
     ) -> None:
         """
         Args:
             checkpoint: Directory of the checkpoint.
             context_length: A lower limit than the checkpoint's ``max_position_embeddings``.
-            between_texts: As the attribute.
+            chat_template: The file of a template to take instead of the checkpoint's.
+            of_processor: Whether transformers would make prompts with the model's processor.
 
         Raises:
             FileNotFoundError: The directory has no tokenizer or no ``config.json``.
-            ValueError: There is no limit of the context.
+            ValueError: There is no limit of the context, or ``chat_template`` is not there or no template.
         """
         directory = Path(checkpoint)
-        self.between_texts = between_texts
         tokenizer = load_tokenizer(directory)
         self.tokenizer = TextTokenizer(tokenizer)
         config = read_json(_required(directory / "config.json"))
@@ -63,7 +67,13 @@ class PromptEncoder:
         self.context_length = int(min(limits))
         self.vocab_size = int(config.get("vocab_size") or tokenizer.get_vocab_size())
         settings = read_json(directory / "tokenizer_config.json")
-        self.templates = ChatTemplates(directory, settings)
+        self.templates = ChatTemplates(
+            directory,
+            settings,
+            stand_ins=self.tokenizer.stand_ins,
+            of_processor=of_processor,
+            file=None if chat_template is None else Path(chat_template),
+        )
 
     def encode_messages(
         self,
@@ -75,7 +85,7 @@ class PromptEncoder:
         """Token ids of a conversation, ready for the assistant's next turn.
 
         Args:
-            messages: ``{"role", "content"}`` with the content as one string.
+            messages: ``{"role", "content"}`` with the content as one text or a list of parts.
             template_options: Further variables of the template, such as ``enable_thinking``.
             check: Called between the pieces of a long text; an exception that it raises ends the work.
 
@@ -157,15 +167,18 @@ class PromptEncoder:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continues: bool = False,
     ) -> str:
         """The conversation's text for ``encode_text``, with control tokens in messages and options hidden.
 
-        Tokens such as ``<think>`` that are not special are not hidden in the assistant's messages, where
-        templates look for them.
+        In the assistant's messages only special tokens are hidden: templates look there for ``</think>`` and
+        the like.
 
         Args:
+            messages: In the forms that the template reads.
             tools: OpenAI's tool objects, for a template that has a place for them.
             add_generation_prompt: Whether the text ends with the beginning of the assistant's next turn.
+            continues: Whether it ends with the text of the last message instead, for the answer to continue.
 
         Raises:
             RequestError: The checkpoint has no chat template, its template refuses the conversation, the
@@ -175,10 +188,16 @@ class PromptEncoder:
         self.tokenizer.check_characters([messages, template_options, tools], length, param="messages")
         options = self.tokenizer.hide_all(template_options or {})
         hidden = None if tools is None else self.tokenizer.hide_all(tools)
+        template = self.templates.choose(tools=tools is not None)
 
         def rendered(turns: Sequence[Mapping[str, Any]]) -> str:
-            return self._render(
-                [self._hidden(turn) for turn in turns], options, hidden, add_generation_prompt
+            return self.templates.render(
+                template,
+                [self._hidden(turn) for turn in turns],
+                options,
+                tools=hidden,
+                add_generation_prompt=add_generation_prompt,
+                continues=continues,
             )
 
         text = rendered(messages)
@@ -199,48 +218,21 @@ class PromptEncoder:
                 )
         return text
 
-    def template_for(self, *, tools: bool) -> ChatTemplate:
-        """The template of conversations with or without tools.
-
-        Raises:
-            RequestError: The checkpoint has none.
-        """
-        template = self.templates.with_tools if tools else self.templates.default
-        if template is None:
-            raise RequestError(
-                "this model has no chat template: use the completions API with a prompt",
-                param="messages",
-                code="unsupported_task",
-            )
-        return template
-
     def _hidden(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        its_own = message.get("role") == "assistant"
-        return {
-            key: self.tokenizer.hide_all(value, but_marks=its_own and key == "content")
-            for key, value in message.items()
+        # A role is one of a few words, which templates compare.
+        hidden = {
+            key: value if key == "role" else self.tokenizer.hide_all(value) for key, value in message.items()
         }
-
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-    ) -> str:
-        from jinja2 import TemplateError
-
-        template = self.template_for(tools=tools is not None)
-        try:
-            return self.templates.render(
-                template, messages, options, tools=tools, add_generation_prompt=add_generation_prompt
-            )
-        except TemplateError as exc:
-            raise RequestError(
-                f"the chat template refuses the messages: {self.tokenizer.shown(str(exc))}",
-                param="messages",
-                code="invalid_value",
-            ) from exc
+        content = message.get("content")
+        if message.get("role") != "assistant" or not content:
+            return hidden
+        if isinstance(content, str):
+            hidden["content"] = self.tokenizer.hide_special([content])[0]
+        else:
+            texts = self.tokenizer.hide_special([part.get("text", "") for part in content])
+            parts = zip(hidden["content"], texts, strict=True)
+            hidden["content"] = [{**part, "text": text} if "text" in part else part for part, text in parts]
+        return hidden
 
     def read_prompt(
         self, prompt: str, *, parse_special_tokens: bool = False, add_special_tokens: bool = True

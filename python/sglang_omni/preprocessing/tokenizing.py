@@ -11,6 +11,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.preprocessing.deadline import Check, go_on
@@ -37,6 +38,28 @@ _LEAST_LONGEST = 64
 _HANGUL_VOWELS_AND_FINALS = range(0x1160, 0x1200)
 
 
+class _HiddenText(str):
+    """A text with stand-ins. In a list or an object Python prints it as the text that it stands for, with the
+    same characters hidden: a template may print a tool as it is, and noncharacters would be escaped."""
+
+    __slots__ = ("_stand_ins",)
+    _stand_ins: Mapping[str, str]
+
+    def __new__(cls, text: str, stand_ins: Mapping[str, str]) -> _HiddenText:
+        hidden = super().__new__(cls, text)
+        hidden._stand_ins = stand_ins
+        return hidden
+
+    def __repr__(self) -> str:
+        shown = str(self)
+        for character, stand_in in self._stand_ins.items():
+            shown = shown.replace(stand_in, character)
+        printed = repr(shown)
+        for character, stand_in in self._stand_ins.items():
+            printed = printed.replace(character, stand_in)
+        return printed
+
+
 class TextTokenizer:
     """A tokenizer that reads control tokens as plain text if ``hide`` has hidden them.
 
@@ -45,6 +68,7 @@ class TextTokenizer:
 
     Attributes:
         longest_token: Characters of the longest token (bytes, if tokens are made of bytes).
+        stand_ins: What ``hide`` puts in the place of characters, by character.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -55,19 +79,19 @@ class TextTokenizer:
             token for token in state["added_tokens"] if token["special"] or _is_marked(token["content"])
         ]
         ends = sorted({end for token in control for end in (token["content"][0], token["content"][-1])})
-        self._hidden = dict(zip(ends, _STAND_INS, strict=False))
+        self.stand_ins = dict(zip(ends, _STAND_INS, strict=False))
         if len(ends) > len(_STAND_INS):
             raise ValueError(
                 f"the tokenizer's control tokens begin and end with {len(ends)} characters, of which "
                 f"{len(_STAND_INS)} can be hidden: {''.join(ends)}"
             )
-        marked = [re.escape(token["content"]) for token in control if not token["special"]]
+        special = [re.escape(token["content"]) for token in control if token["special"]]
         # The longest first, as in tokenizers.
-        self._marked = re.compile("|".join(sorted(marked, key=len, reverse=True))) if marked else None
+        self._special = re.compile("|".join(sorted(special, key=len, reverse=True))) if special else None
         for token in control:
             # Find them before the normalizer, which restores hidden characters.
             token["normalized"] = False
-        state["normalizer"] = _bringing_back(self._hidden, state["normalizer"])
+        state["normalizer"] = _bringing_back(self.stand_ins, state["normalizer"])
         self._can_restart = _can_restart(state)
         self._tokenizer = Implementation.from_str(json.dumps(_with_whole_offsets(state)))
         self._before, self._after = self._start_and_end()
@@ -107,41 +131,34 @@ class TextTokenizer:
                 code="context_length_exceeded",
             )
 
-    def hide(self, text: str, *, but_marks: bool = False) -> str:
-        """``text`` with its control tokens hidden from ``encode``.
-
-        Args:
-            but_marks: Leave tokens that are not special, as in text that the model has written.
-        """
-        if but_marks and self._marked is not None:
-            parts, end = [], 0
-            for found in self._marked.finditer(text):
-                parts += [self.hide(text[end : found.start()]), found[0]]
-                end = found.end()
-            return "".join([*parts, self.hide(text[end:])])
-        for character, stand_in in self._hidden.items():
+    def hide(self, text: str) -> str:
+        """``text`` with its control tokens hidden from ``encode``."""
+        for character, stand_in in self.stand_ins.items():
             text = text.replace(character, stand_in)
-        return text
+        return _HiddenText(text, self.stand_ins)
 
-    def hide_all(self, value: Any, *, but_marks: bool = False) -> Any:
-        """``value`` with ``hide`` applied to all of its texts, keys included.
+    def hide_special(self, texts: Sequence[str]) -> list[str]:
+        """The texts of a message that the model has written, with special tokens hidden, which may lie in
+        several of them. Templates find the marks that they look for, such as ``</think>``."""
+        joined = "".join(texts)
+        if self._special is not None:
+            joined = self._special.sub(lambda found: self.hide(found[0]), joined)
+        ends = accumulate(map(len, texts), initial=0)
+        return [_HiddenText(joined[begin:end], self.stand_ins) for begin, end in pairwise(ends)]
 
-        Args:
-            but_marks: Leave tokens that are not special, as in text that the model has written.
-        """
+    def hide_all(self, value: Any) -> Any:
+        """``value`` with ``hide`` applied to all of its texts, keys included."""
         if isinstance(value, str):
-            return self.hide(value, but_marks=but_marks)
+            return self.hide(value)
         if isinstance(value, Mapping):
-            return {
-                self.hide_all(key): self.hide_all(item, but_marks=but_marks) for key, item in value.items()
-            }
+            return {self.hide_all(key): self.hide_all(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.hide_all(item, but_marks=but_marks) for item in value]
+            return [self.hide_all(item) for item in value]
         return value
 
     def shown(self, text: str) -> str:
         """The original of a text from ``hide``."""
-        for character, stand_in in self._hidden.items():
+        for character, stand_in in self.stand_ins.items():
             text = text.replace(stand_in, character)
         return text
 

@@ -208,6 +208,17 @@ def test_an_answer_that_goes_on(chats: Make) -> None:
     text, _ = rendered(made, USER, begun, continue_final_message=True)
     assert text == "<|start|>user:Hi<|end|><|start|>assistant:One, two, "
     assert rendered(made, USER, begun, add_generation_prompt=False)[0].endswith("One, two, <|end|>")
+    # The template's own text holds it, too.
+    text, _ = rendered(made, USER, {"role": "assistant", "content": "end"}, continue_final_message=True)
+    assert text == "<|start|>user:Hi<|end|><|start|>assistant:end"
+
+
+def test_calls_of_a_template_that_writes_them_and_has_no_place_for_tools(chats: Make) -> None:
+    call = "{% for c in m.tool_calls %}[{{ c.function.name }} {{ c.function.arguments }}]{% endfor %}"
+    made = chats("{% for m in messages %}{{ m.content }}" + call + ";{% endfor %}")
+    # Their text is as the client has sent it: this template prints it as it is.
+    assert rendered(made, USER, CALLED, RESULT)[0] == 'Hi;[weather {"city": "Ulm"}];rain;'
+    assert "<tool_call>" in rendered(made, USER, CALLED, RESULT, tools=[CLOCK])[0]
 
 
 def test_parsers_by_name(chats: Make) -> None:
@@ -245,6 +256,20 @@ def test_an_effort_for_a_template_that_has_a_place(chats: Make) -> None:
             {"continue_final_message": True, "add_generation_prompt": True},
             "continue_final_message",
             "not together",
+        ),
+        (
+            QWEN,
+            [USER],
+            {"chat_template_kwargs": {"tools": [CLOCK]}},
+            "chat_template_kwargs.tools",
+            "own field 'tools'",
+        ),
+        (
+            QWEN,
+            [USER],
+            {"chat_template_kwargs": {"documents": ["a"]}},
+            "chat_template_kwargs.documents",
+            "list of objects",
         ),
         (PLAIN, [USER], {"tools": "f"}, "tools", "must be a list"),
         (PLAIN, [USER], {"tools": [{"name": "f"}]}, "tools[0]", "must be {'type'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,132 @@ def test_a_stop_token_outside_the_vocabulary_is_refused(checkpoint: Path) -> Non
     prompts.check_answer(1, {"stop_token_ids": [7]})
     with pytest.raises(RequestError, match="8 is not in the vocabulary, which has the ids 0 to 7"):
         prompts.check_answer(1, {"stop_token_ids": [7, 8]})
+
+
+BROKEN = "{% for message in messages %}\n{{ message.content | shout }}\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "said"),
+    [
+        ("chat_template.jinja", BROKEN, r"chat_template\.jinja, line 2: No filter named 'shout'"),
+        ("chat_template.jinja", "\n\n{% for %}", r"chat_template\.jinja, line 3: Expected an expression"),
+        (
+            "tokenizer_config.json",
+            "{{ messages",
+            r"tokenizer_config\.json, line 1: unexpected end of template",
+        ),
+        ("chat_template.jinja", "{% for x in y %}" * 30 + "{% endfor %}" * 30, "too many statically nested"),
+    ],
+)
+def test_a_template_that_cannot_be_compiled_costs_chats_alone(
+    checkpoint: Path, place: str, source: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure(checkpoint, chat_template=source if place == "tokenizer_config.json" else None)
+    if place == "chat_template.jinja":
+        (checkpoint / place).write_text(source)
+
+    prompts = PromptEncoder(checkpoint)
+
+    (warning,) = caplog.messages
+    assert str(checkpoint / place) in warning
+    assert re.search(said.split(", ")[-1], warning)
+    assert prompts.encode_prompt("hello world") == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(
+            RequestError, match=f"cannot be compiled: .*{said}.*--chat-template FILE"
+        ) as refused:
+            prompts.encode_messages(user("hello"))
+        assert (refused.value.status, refused.value.code) == (400, "unsupported_task")
+        assert str(checkpoint) not in refused.value.message
+    assert len(caplog.messages) == 1
+
+
+def test_a_broken_template_for_tools_leaves_the_others(checkpoint: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_text("hello")
+    (checkpoint / "additional_chat_templates").mkdir()
+    (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text("{% if %}")
+    prompts = PromptEncoder(checkpoint)
+
+    assert prompts.render(user("x")) == "hello"
+    with pytest.raises(RequestError, match=r"tool_use\.jinja, line 1"):
+        prompts.render(user("x"), tools=[{"type": "function"}])
+
+
+def test_several_templates_without_a_default(checkpoint: Path) -> None:
+    configure(
+        checkpoint, chat_template=[{"name": "rag", "template": "x"}, {"name": "tool_use", "template": "y"}]
+    )
+    prompts = PromptEncoder(checkpoint)
+
+    with pytest.raises(RequestError, match=r"several chat templates \(rag, tool_use\), but no default"):
+        prompts.render(user("hello"))
+    assert prompts.render(user("hello"), tools=[{}]) == "y"
+
+
+def test_another_template_than_the_checkpoints(checkpoint: Path, tmp_path: Path) -> None:
+    (checkpoint / "chat_template.jinja").write_text("{% if %}")
+    other = tmp_path / "other.jinja"
+    other.write_text("{{ messages[0].content }} hello")
+
+    assert PromptEncoder(checkpoint, chat_template=other).render(user("world")) == "world hello"
+    # It was asked for by its name, so that the server does not start with less.
+    other.write_text("{% if %}")
+    with pytest.raises(ValueError, match=r"--chat-template .*other\.jinja: line 1: Expected an expression"):
+        PromptEncoder(checkpoint, chat_template=other)
+    with pytest.raises(ValueError, match=r"cannot be read: .*No such file"):
+        PromptEncoder(checkpoint, chat_template=tmp_path / "none.jinja")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("\n{{ 'a' + 1 }}", "fails in line 2 at the messages: TypeError: can only concatenate str"),
+        ("{{ messages[0].content + 1 }}", "fails in line 1 at the messages: TypeError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages[0] | tojson(indent=1, colour='red') }}", "TypeError"),
+        ("{{ '%d' % messages[0].content }}", "TypeError"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError: Range too big"),
+    ],
+)
+def test_a_template_that_fails_is_the_requests_error(checkpoint: Path, source: str, said: str) -> None:
+    (checkpoint / "chat_template.jinja").write_text(source)
+
+    with pytest.raises(RequestError, match=re.escape(said)) as refused:
+        PromptEncoder(checkpoint).encode_messages(user("hello"))
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+
+
+PROCESSOR = {
+    "processor_config.json": '{"chat_template": "own"}',
+    "chat_template.json": '{"chat_template": "old"}',
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "of_tokenizer", "of_processor"),
+    [
+        ({}, "configured", "configured"),
+        (PROCESSOR, "configured", "own"),
+        (
+            {"processor_config.json": "{}", "chat_template.json": PROCESSOR["chat_template.json"]},
+            "configured",
+            "old",
+        ),
+        (
+            {"chat_template.jinja": "file", "chat_template.json": PROCESSOR["chat_template.json"]},
+            "file",
+            "old",
+        ),
+        ({"chat_template.jinja": "file"}, "file", "file"),
+    ],
+)
+def test_a_tokenizers_template_and_a_processors(
+    checkpoint: Path, files: dict[str, str], of_tokenizer: str, of_processor: str
+) -> None:
+    configure(checkpoint, chat_template="configured")
+    for name, text in files.items():
+        (checkpoint / name).write_text(text)
+
+    assert PromptEncoder(checkpoint).render(user("x")) == of_tokenizer
+    assert PromptEncoder(checkpoint, of_processor=True).render(user("x")) == of_processor

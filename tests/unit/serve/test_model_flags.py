@@ -39,6 +39,17 @@ def test_a_flag_reaches_every_stage_that_takes_it(omni):
     assert "engine" not in factory_args(omni, "code2wav")
 
 
+def test_a_templates_file_is_named_from_the_root(omni, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own.jinja").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    for config in (omni, TextPipelineConfig(model_path="nowhere"), SpeechChatPipelineConfig()):
+        applied(config, "--chat-template", "own.jinja")
+        assert factory_args(config, "preprocess")["chat_template"] == str(tmp_path / "own.jinja")
+    with pytest.raises(SystemExit):
+        applied(omni, "--chat-template", "none.jinja")
+    assert "there is no file 'none.jinja'" in capsys.readouterr().err
+
+
 def test_flags_without_a_value(omni):
     applied(omni, "--disable-radix-cache")
     assert factory_args(omni, "thinker")["prefix_cache"] is False

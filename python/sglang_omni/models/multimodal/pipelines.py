@@ -141,8 +141,8 @@ class MediaPipelineConfig(PipelineConfig):
     output_modalities: ClassVar[tuple[str, ...]] = ("text",)
 
     def chat_prompts(self) -> ChatPrompts:
-        """The checkpoint's tokenizer and chat template, which joins the texts of a message."""
-        return prompts_of(self, self.model_path, between_texts="")
+        """The checkpoint's tokenizer and chat template."""
+        return prompts_of(self, self.model_path, of_processor=True)
 
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.

@@ -16,7 +16,7 @@ from sglang_omni.models.multimodal.media import Media, MediaLimits, MediaReader,
 from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
 from sglang_omni.models.multimodal.positions import MediaRules, position_limits
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
-from sglang_omni.preprocessing.messages import Content, MediaKind, MediaPart, parse_messages
+from sglang_omni.preprocessing.messages import MediaKind, parse_messages, with_parts
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
     flag_param,
@@ -44,6 +44,7 @@ class MediaPreprocessor(Generic[Rules]):
         video_fps: Frames to take of each second of a video if the request does not tell; None takes all.
         context_length: A shorter context than the checkpoint's.
         allowed_media_hosts: Hosts of media URLs, as in ``media_bytes``.
+        chat_template: As for ``PromptEncoder``.
         tool_call_parser, reasoning_parser: As for ``ChatPrompts``.
 
     Attributes:
@@ -66,10 +67,13 @@ class MediaPreprocessor(Generic[Rules]):
         video_fps: float | None = None,
         context_length: int | None = None,
         allowed_media_hosts: Collection[str] = (),
+        chat_template: str | None = None,
         tool_call_parser: str | None = None,
         reasoning_parser: str | None = None,
     ) -> None:
-        prompts = PromptEncoder(checkpoint.path, context_length=context_length)
+        prompts = PromptEncoder(
+            checkpoint.path, context_length=context_length, chat_template=chat_template, of_processor=True
+        )
         rules = self.rules_class.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._prompts = prompts
         self._chats = ChatPrompts(
@@ -133,7 +137,7 @@ class MediaPreprocessor(Generic[Rules]):
     def _chat(self, messages: Any, request: OmniRequest, check: Check) -> Prompt:
         conversation, parts = parse_messages(messages, self._takes)
         conversation = self._conversation(conversation, request)
-        text, reading = self._chats.render(_for_template(conversation, parts), request)
+        text, reading = self._chats.render(with_parts(conversation, parts), request)
         token_ids = self._prompts.encode_text(text, param="messages", check=check)
         # Check the text before any medium is computed.
         self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
@@ -267,28 +271,6 @@ class _Layout:
         heard = rules.audio_tokens(next(self._audios))
         kinds = np.where(rules.is_seen(grid, seconds, heard), token, tokens.audio)
         return [tokens.audio_start, *kinds.tolist(), self._audio_end]
-
-
-def _for_template(
-    conversation: Sequence[Mapping[str, Any]], parts: Sequence[MediaPart]
-) -> list[dict[str, Any]]:
-    """The messages for this family's templates, in which media are parts with nothing but a type."""
-    return [
-        {
-            **message,
-            "content": _template_content(message["content"], parts),
-        }
-        for message in conversation
-    ]
-
-
-def _template_content(content: Content, parts: Sequence[MediaPart]) -> str | list[dict[str, str]]:
-    if len(content) == 1 and isinstance(content[0], str):
-        return content[0]
-    return [
-        {"type": "text", "text": piece} if isinstance(piece, str) else {"type": parts[piece].kind}
-        for piece in content
-    ]
 
 
 def _refuse_template() -> None:

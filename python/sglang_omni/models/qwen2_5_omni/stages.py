@@ -39,6 +39,7 @@ def create_preprocess(
     video_fps: float | None = 2.0,
     context_length: int | None = None,
     allowed_media_hosts: Sequence[str] = (),
+    chat_template: str | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> SimpleScheduler:
@@ -57,7 +58,7 @@ def create_preprocess(
         context_length: A shorter context than the checkpoint's.
         allowed_media_hosts: Hosts of media URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
             allows all.
-        tool_call_parser, reasoning_parser: As for the stages of a text model.
+        chat_template, tool_call_parser, reasoning_parser: As for the stages of a text model.
     """
     from sglang_omni.models.multimodal.media import MediaLimits
     from sglang_omni.models.qwen2_5_omni.preprocess import TimeAlignedPreprocessor
@@ -80,6 +81,7 @@ def create_preprocess(
             video_fps=video_fps,
             context_length=context_length,
             allowed_media_hosts=allowed_media_hosts,
+            chat_template=chat_template,
             tool_call_parser=tool_call_parser,
             reasoning_parser=reasoning_parser,
         )

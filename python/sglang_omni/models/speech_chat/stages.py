@@ -29,6 +29,7 @@ def create_preprocess(
     max_decode_seconds: float = 30.0,
     allowed_media_hosts: Sequence[str] = (),
     context_length: int | None = None,
+    chat_template: str | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
     takes_messages: bool = False,
@@ -47,7 +48,7 @@ def create_preprocess(
         allowed_media_hosts: Hosts of audio URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
             allows all.
         context_length: A shorter context than the checkpoint's.
-        tool_call_parser, reasoning_parser: As for the stages of a text model.
+        chat_template, tool_call_parser, reasoning_parser: As for the stages of a text model.
         takes_messages: Whether the thinker takes messages, for a prompt of its own.
         hears, speaks: Whether the bundled models do; another checks languages and voices itself.
     """
@@ -58,7 +59,7 @@ def create_preprocess(
     )
     chats = None
     if not takes_messages:
-        chats = chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
+        chats = chat_prompts(model_path, context_length, chat_template, tool_call_parser, reasoning_parser)
     # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(
         SpeechChatPreprocessor(chats, limits, allowed_media_hosts, hears=hears, speaks=speaks),
@@ -76,6 +77,7 @@ def create_transcribe(
     max_recording_seconds: float = 14_400.0,
     max_decode_seconds: float = 30.0,
     context_length: int | None = None,
+    chat_template: str | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
     takes_messages: bool = False,
@@ -91,7 +93,7 @@ def create_transcribe(
         max_recording_seconds: Limit of the length of a recording to transcribe.
         max_decode_seconds: Limit of the time to decode half a minute of it.
         context_length: A shorter context than the checkpoint's.
-        tool_call_parser, reasoning_parser: As for the stages of a text model.
+        chat_template, tool_call_parser, reasoning_parser: As for the stages of a text model.
         takes_messages: As for the preprocess stage.
         schedule_policy: ``"deadline"`` hears questions before recordings to transcribe, ``"fcfs"`` lets
             requests take turns.
@@ -105,7 +107,7 @@ def create_transcribe(
     limits = RecordingLimits(max_recording_seconds, max_decode_seconds)
     chats = None
     if not takes_messages:
-        chats = chat_prompts(model_path, context_length, tool_call_parser, reasoning_parser)
+        chats = chat_prompts(model_path, context_length, chat_template, tool_call_parser, reasoning_parser)
     return StreamScheduler(
         lambda: TranscribeSession(recognizer, chats, limits),
         expects_stream=lambda payload: False,
@@ -247,14 +249,20 @@ def checkpoint_directory(model_path: str) -> Path:
 
 
 def chat_prompts(
-    model_path: str, context_length: int | None, tool_call_parser: str | None, reasoning_parser: str | None
+    model_path: str,
+    context_length: int | None,
+    chat_template: str | None,
+    tool_call_parser: str | None,
+    reasoning_parser: str | None,
 ) -> ChatPrompts:
     """What makes the thinker's prompts; the arguments are those of the stages."""
     from sglang_omni.answers.chat import ChatPrompts
     from sglang_omni.preprocessing.text import PromptEncoder
 
     return ChatPrompts(
-        PromptEncoder(checkpoint_directory(model_path), context_length=context_length),
+        PromptEncoder(
+            checkpoint_directory(model_path), context_length=context_length, chat_template=chat_template
+        ),
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
     )

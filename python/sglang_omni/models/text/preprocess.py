@@ -8,7 +8,7 @@ from typing import Any
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
-from sglang_omni.preprocessing.messages import parse_messages
+from sglang_omni.preprocessing.messages import parse_messages, with_parts
 from sglang_omni.preprocessing.request import (
     flag_param,
     named_inputs,
@@ -57,9 +57,8 @@ class TextPreprocessor:
         inputs = named_inputs(request, _INPUTS)
         data: dict[str, Any] = {}
         if task == "chat":
-            messages, _ = parse_messages(inputs.get("messages"), ())
-            plain = [{**message, "content": "\n".join(message["content"])} for message in messages]
-            token_ids, reading = self._chats.encode(plain, request, check=check)
+            messages = with_parts(*parse_messages(inputs.get("messages"), ()))
+            token_ids, reading = self._chats.encode(messages, request, check=check)
             if reading is not None:
                 data["reading"] = reading
         else:

@@ -23,6 +23,7 @@ def create_preprocess(
     model_path: str,
     *,
     context_length: int | None = None,
+    chat_template: str | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> SimpleScheduler:
@@ -31,6 +32,7 @@ def create_preprocess(
     Args:
         model_path: Directory of a checkpoint, for its tokenizer and chat template.
         context_length: A shorter context than the checkpoint's.
+        chat_template: The file of a template to take instead of the checkpoint's.
         tool_call_parser: The name of the format in which the model writes calls of tools; None for the one
             that its chat template tells.
         reasoning_parser: The name of the marks around what the model thinks, or ``"none"`` to leave them in
@@ -41,7 +43,7 @@ def create_preprocess(
     from sglang_omni.preprocessing.text import PromptEncoder
 
     chats = ChatPrompts(
-        PromptEncoder(model_path, context_length=context_length),
+        PromptEncoder(model_path, context_length=context_length, chat_template=chat_template),
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
     )

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.client import RequestError
-from sglang_omni.preprocessing.messages import parse_messages
+from sglang_omni.preprocessing.messages import parse_messages, with_parts
 from sglang_omni.proto import OmniRequest
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.protocol.content import ChatMessage
@@ -57,12 +57,10 @@ def _tokenized(chats: ChatPrompts, body: TokenizeRequest) -> dict[str, Any]:
 
 
 def _rendered(chats: ChatPrompts, body: TokenizeRequest, turns: list[dict[str, Any]]) -> str:
-    messages, _ = parse_messages(turns, ())
-    between = chats.prompts.between_texts
-    plain = [{**message, "content": between.join(message["content"])} for message in messages]
+    messages = with_parts(*parse_messages(turns, ()))
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     params = {"tools": tools, "chat_template_kwargs": body.chat_template_kwargs}
-    text, _ = chats.render(plain, OmniRequest(inputs=None, params=params))
+    text, _ = chats.render(messages, OmniRequest(inputs=None, params=params))
     return text
 
 

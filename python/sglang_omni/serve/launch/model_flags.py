@@ -62,6 +62,14 @@ def _by_name(adapters: list[str]) -> dict[str, str]:
     return paths
 
 
+def _file(text: str) -> str:
+    """For ``type=``: the path of a file, from the root."""
+    path = Path(not_empty(text)).expanduser()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return str(path.resolve())
+
+
 _FLAGS = (
     _Flag("--engine", "engine", "what schedules autoregressive stages", str, ("sglang", "omni")),
     _Flag(
@@ -122,6 +130,13 @@ _FLAGS = (
         join=_by_name,
     ),
     _Flag("--max-loras-per-batch", "max_loras_per_batch", "adapters that are computed together"),
+    _Flag(
+        "--chat-template",
+        "chat_template",
+        "the file of a chat template to take instead of the checkpoint's",
+        _file,
+        metavar="FILE",
+    ),
     _Flag(
         "--tool-call-parser",
         "tool_call_parser",
