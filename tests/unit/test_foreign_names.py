@@ -75,7 +75,9 @@ def tree(path: Path) -> ast.Module:
 
 def modules() -> list[Path]:
     # Templates are copied by ``sgl-omni new``, and imported by no module.
-    return sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
+    return sorted(
+        path for path in PACKAGE.rglob("*.py") if "templates" not in path.relative_to(PACKAGE).parts
+    )
 
 
 def imports(path: Path) -> Iterator[tuple[str, str, int]]:
