@@ -5,20 +5,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
-import logging
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
-
-logger = logging.getLogger(__name__)
 
 # The name of the wheel. ``sglang-omni``, as the import name suggests, is another project's on PyPI.
 DISTRIBUTION = "sgl-omni"
 
 # The newest tried minor versions of packages of which undocumented names are used.
-TRIED = {"torch": "2.15", "transformers": "5.23"}
+TRIED = {"torch": "2.15", "transformers": "5.24"}
 
 
 def install_line(extra: str) -> str:
@@ -43,20 +38,22 @@ def missing(required: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {command: modules for command, modules in absent.items() if modules}
 
 
-@cache
-def warn_of_untried() -> None:
-    """Logs, once in a process, which installed packages are newer than tried, without importing them."""
-    for name, tried in TRIED.items():
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if _minor(version) > _minor(tried):
-            logger.warning(
-                "%s %s is newer than %s, the newest that this version of sgl-omni was tried with. If a model "
-                "fails or answers wrongly, install an older one: pip install '%s==%s.*'",
-                *(name, version, tried, name, tried),
-            )
+def untried(name: str, version: str) -> str | None:
+    """What to say of an installed package that is newer than tried; None if it was tried.
+
+    Args:
+        name: One of ``TRIED``, or another package, of which nothing is said.
+        version: The installed version.
+    """
+    tried = TRIED.get(name)
+    if tried is None or _minor(version) <= _minor(tried):
+        return None
+    return f"newer than {tried}, the newest that this version of {DISTRIBUTION} was tried with"
+
+
+def tried_line(name: str) -> str:
+    """The command that installs the newest tried version of one of ``TRIED``, and when to run it."""
+    return f"pip install '{name}=={TRIED[name]}.*' if a model fails or answers wrongly"
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from sglang_omni.config import (
     plan_edges,
     stage_instances,
 )
-from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.build import build_coordinator
 from sglang_omni.pipeline.processes.plan import plan_stage_launch
@@ -95,7 +94,6 @@ class PipelineRunner:
         """
         if self._running:
             raise RuntimeError("the pipeline is running already")
-        warn_of_untried()
         await self.coordinator.start()
         try:
             for stage in self.stages:

@@ -17,7 +17,7 @@ from sglang_omni import diagnosis
 from sglang_omni.cli.doctor.uses import use_findings
 from sglang_omni.diagnosis import Finding, version_of
 from sglang_omni.gpus import Gpu, NvlinkUnknown, nvlink_pairs, visible_gpus
-from sglang_omni.packages import DISTRIBUTION, install_line
+from sglang_omni.packages import DISTRIBUTION, install_line, tried_line, untried
 
 _IMPORT_TIMEOUT_S = 300.0
 _WANTED_FILES = 65_536
@@ -76,6 +76,8 @@ def _packages() -> list[Finding]:
             found.append(
                 Finding("fail", name, f"{installed} is not in {wanted}", f"pip install '{name}{wanted}'")
             )
+        elif new := untried(name, installed):
+            found.append(Finding("warn", name, f"{installed}, {new}", tried_line(name)))
         else:
             found.append(Finding("ok", name, f"{installed} (of {wanted})" if wanted else installed))
     return found
@@ -131,7 +133,7 @@ def _torch(gpus: Sequence[Gpu]) -> list[Finding]:
         if version_of("torch") is None:
             return diagnosis.torch_findings()
         cuda = "for CPUs" if built_for is None else f"for CUDA {built_for[0]}.{built_for[1]}"
-        return [Finding("ok", "torch", f"{version_of('torch')}, built {cuda}")]
+        return [_torch_finding(f"{version_of('torch')}, built {cuda}")]
     if wrong := diagnosis.torch_findings():
         return wrong
     told = _run(_TORCH_PROBE)
@@ -145,7 +147,7 @@ def _torch(gpus: Sequence[Gpu]) -> list[Finding]:
             Finding("fail", "torch", f"{text}; it cannot use the GPUs: {reason}", "see the driver's line")
         ]
     unknown = [gpu for gpu in gpus if not _has_kernels(gpu.capability, state["archs"])]
-    return [Finding("ok", "torch", text)] + [
+    return [_torch_finding(text)] + [
         Finding(
             "fail",
             f"GPU {gpu.index}",
@@ -154,6 +156,13 @@ def _torch(gpus: Sequence[Gpu]) -> list[Finding]:
         )
         for gpu in unknown
     ]
+
+
+def _torch_finding(text: str) -> Finding:
+    """Of a torch that works: ``text`` describes it."""
+    if new := untried("torch", version_of("torch") or ""):
+        return Finding("warn", "torch", f"{text}; {new}", tried_line("torch"))
+    return Finding("ok", "torch", text)
 
 
 def _has_kernels(capability: tuple[int, int], archs: Sequence[str]) -> bool:

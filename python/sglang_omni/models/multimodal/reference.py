@@ -1,7 +1,7 @@
 """transformers' modules that several families use here, and how its encoders attend.
 
 transformers does not document their insides, and its minor versions change them: only the files of this
-name, one a room, import them. Tried with transformers 5.16 to 5.23: before, the audio encoder takes no padded
+name, one a room, import them. Tried with transformers 5.16 to 5.24: before, the audio encoder takes no padded
 pieces.
 """
 

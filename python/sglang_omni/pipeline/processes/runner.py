@@ -12,7 +12,6 @@ from typing import Any, Self
 from sglang_omni.config import PipelineConfig, validate_config
 from sglang_omni.config.edges import terminals_after
 from sglang_omni.config.plan import PipelinePlan
-from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.build import build_coordinator
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
@@ -123,7 +122,6 @@ class MultiProcessPipelineRunner:
             raise RuntimeError("the pipeline is running already")
         if not self._within_stage:
             refuse_inside_child()
-        warn_of_untried()
         pipeline = self._pipeline or validate_config(self.config)
         try:
             pipeline = self.launcher.place(pipeline)

@@ -1,7 +1,7 @@
 """transformers' modules of Qwen3-Omni that are used here, and what its encoders compute beforehand.
 
 transformers does not document their insides, and its minor versions change them. Only this file imports them.
-They were tried with transformers 5.16 to 5.23: before, the video processor has no ``cap_pixels_per_frame``.
+They were tried with transformers 5.16 to 5.24: before, the video processor has no ``cap_pixels_per_frame``.
 """
 
 from __future__ import annotations

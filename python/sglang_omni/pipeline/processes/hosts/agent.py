@@ -7,7 +7,6 @@ import logging
 from urllib.parse import urlsplit
 
 from sglang_omni import __version__
-from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.processes.hosts.addresses import address_towards, require_own_address
 from sglang_omni.pipeline.processes.hosts.join_sockets import DealerSocket, JoinRefused
 from sglang_omni.pipeline.processes.hosts.messages import (
@@ -63,7 +62,6 @@ class HostAgent:
         Raises:
             JoinRefused: The coordinator does not let this host join; the text says why.
         """
-        warn_of_untried()
         while True:
             connection = DealerSocket(self.coordinator, self._key)
             try:
