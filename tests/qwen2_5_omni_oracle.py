@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sample_media import decoded_sound, decoded_video
+from sample_media import decoded_sound, decoded_video, sounds_of_videos
 
 from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.make import make
 
@@ -73,6 +73,8 @@ class OmniOracle:
         from transformers.image_utils import load_image
 
         images, audio, videos = [], [], []
+        # For each sound, the video it belongs to.
+        of_videos: list[int | None] = []
         conversation = []
         for message in messages:
             parts = message["content"]
@@ -89,6 +91,7 @@ class OmniOracle:
                         converted.append({"type": "image"})
                     case "input_audio":
                         audio.append(decoded_sound(_bytes(part)))
+                        of_videos.append(None)
                         converted.append({"type": "audio"})
                     case "video_url":
                         frames, track = decoded_video(_bytes(part))
@@ -96,6 +99,7 @@ class OmniOracle:
                         if use_audio_in_video:
                             assert track is not None, "the video is silent"
                             audio.append(track)
+                            of_videos.append(len(videos) - 1)
                         converted.append({"type": "video"})
             conversation.append({**message, "content": converted})
         text = self.processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
@@ -104,7 +108,7 @@ class OmniOracle:
             images=images or None,
             audio=audio or None,
             videos=videos or None,
-            use_audio_in_video=use_audio_in_video,
+            **sounds_of_videos(self.processor, of_videos) if use_audio_in_video else {},
             return_tensors="pt",
             **processor,
         )

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sample_media import decoded_sound, decoded_video
+from sample_media import decoded_sound, decoded_video, sounds_of_videos
 
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
@@ -153,16 +153,10 @@ class Oracle:
             images=images or None,
             audio=audio or None,
             videos=videos or None,
-            **self._with_sound(of_videos) if use_audio_in_video else {},
+            **sounds_of_videos(self.processor, of_videos) if use_audio_in_video else {},
             return_tensors="pt",
             **processor,
         )
-
-    def _with_sound(self, of_videos: list[int | None]) -> dict[str, Any]:
-        """How the processor is told that sounds are videos' own, and newer ones also which."""
-        if hasattr(self.processor, "load_audio_from_video"):
-            return {"load_audio_from_video": True, "audio_from_video_indices": of_videos}
-        return {"use_audio_in_video": True}
 
     def answer(
         self,

@@ -186,3 +186,15 @@ def _samples(seed: int, seconds: float, rate: int, channels: int) -> NDArray[np.
     pitches = generator.uniform(100, 1500, (3, 1, channels))
     tones = np.sin(2 * np.pi * pitches * time).mean(axis=0) * 0.5
     return tones + generator.normal(0, 0.02, tones.shape)
+
+
+def sounds_of_videos(processor: Any, of_videos: list[int | None]) -> dict[str, Any]:
+    """How an omni processor of transformers is told that sounds are videos' own, and newer ones also which.
+
+    Args:
+        processor: The processor.
+        of_videos: For each sound, the index of its video; None for one of its own.
+    """
+    if hasattr(processor, "load_audio_from_video"):
+        return {"load_audio_from_video": True, "audio_from_video_indices": of_videos}
+    return {"use_audio_in_video": True}

@@ -43,6 +43,7 @@ from sglang_omni.serve.launch.pipelines import (
     check_installed,
     check_split,
     fit_gpus,
+    fit_ram,
     load_pipeline,
 )
 from sglang_omni.serve.launch.stopping import stop_with_parent
@@ -263,6 +264,8 @@ def _plan(args: argparse.Namespace) -> PipelinePlan:
     memory = fit_gpus(config, elsewhere=args.launcher == "ray")
     for line in memory.lines() if memory is not None else ():
         logger.info("%s", line)
+    if args.launcher != "ray" and (ram := fit_ram(config, args.dp_size)) is not None:
+        logger.info("%s %s", config.name, ram.summary())
     plan = validate_config(config)
     check_split(config)
     if args.launcher != "ray":

@@ -64,7 +64,10 @@ class CountsMemory(Protocol):
     """A ``PipelineConfig`` that knows its stages' demands."""
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
-        """The demand of one rank of a stage on a GPU whose factory gets ``args``; None if it is not known."""
+        """The demand of one rank of a stage whose factory gets ``args``; None if it is not known.
+
+        Of a stage on the CPU, ``args`` have the ``dtype`` that it computes in, and ``device``, ``"cpu"``.
+        """
         ...
 
     def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:

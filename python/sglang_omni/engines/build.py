@@ -15,12 +15,15 @@ from sglang_omni.engines.planner import BatchPlanner
 from sglang_omni.engines.quantization import refuse_quantization
 from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import BatchScheduler
-from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache, attention
+from sglang_omni.model_runner import attention
 from sglang_omni.model_runner.cuda_graphs import recorder_for
 from sglang_omni.model_runner.decode_step import DecodeStep
+from sglang_omni.model_runner.decoder import Decoder
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
+from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.loader import DTYPES
 from sglang_omni.model_runner.parallel import TensorParallelGroup
+from sglang_omni.model_runner.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 

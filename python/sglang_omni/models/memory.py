@@ -1,4 +1,7 @@
-"""What decoders take of a GPU, for the pipelines of all model families. Estimates are rounded up."""
+"""What decoders take of a GPU or of a CPU's memory, for the pipelines of all model families.
+
+Estimates for a GPU are rounded up.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ from sglang_omni.config.weights import (
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.model_runner.config import DecoderConfig
 
-# On a GPU; a CPU's are in the factories.
 GPU_RUNNING_REQUESTS = 64
+# The KV pool of a language model on a CPU, in tokens.
+CPU_TOKENS = 16_384
 GPU_STEPS = (8192, 4096, 2048, 1024)
 # Pools in tokens: the smallest that is of use, and one that holds a long video, worth a smaller step.
 _LEAST_TOKENS, _WANTED_TOKENS = 8192, 28_672
@@ -44,13 +48,15 @@ def decoder_demand(
     steps: tuple[int, ...] = GPU_STEPS,
     most_tokens: int | None = None,
     weight: int = 1,
+    cpu_tokens: int = CPU_TOKENS,
 ) -> MemoryDemand:
-    """The demand of one rank of a decoder on a GPU.
+    """The demand of one rank of a decoder.
 
     Args:
         config: The decoder's shape.
         args: What its factory gets; ``dtype``, ``kv_cache_dtype``, ``tp_size``, ``max_running_requests``,
-            ``max_total_tokens``, ``chunked_prefill_size`` and ``mem_fraction_static`` are read.
+            ``max_total_tokens``, ``chunked_prefill_size`` and ``mem_fraction_static`` are read, and
+            ``device`` of ``CountsMemory``.
         weights: Bytes of all ranks' weights.
         loading: Bytes that they take while they are loaded, if these are more.
         extra_token_bytes: Kept for each token of the KV pool beside keys and values.
@@ -58,11 +64,14 @@ def decoder_demand(
         steps: Sizes of a step in tokens to choose from, the best first.
         most_tokens: The largest useful pool; None for that of as many requests as run, each of full length.
         weight: How much of the room left it gets, relative to other decoders on the GPU.
+        cpu_tokens: The default pool on a CPU.
     """
     ranks = int(args.get("tp_size") or 1)
     item = ITEM_BYTES[dtype_of(args)]
     running = int(args.get("max_running_requests") or max_running_requests)
     given = args.get("max_total_tokens")
+    if given is None and args.get("device") == "cpu":
+        given = cpu_tokens
     step = args.get("chunked_prefill_size")
     longest = min(int(args.get("context_length") or config.max_position_embeddings), 131_072)
     # -1 is whole prompts.

@@ -12,8 +12,9 @@ from sglang_omni.config.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.memory import decoder_demand, dtype_of
 
-# On a GPU; a CPU's are in the factories.
 GPU_REQUESTS = 32
+# The KV pool on a CPU.
+CPU_TOKENS = 32_768
 GPU_CODEC_FRAMES = 128
 _STEPS = (2048,)
 # Of a speech, with the voice and what was spoken before.
@@ -66,6 +67,7 @@ def dual_ar_demand(checkpoint: FishS2Checkpoint, args: Mapping[str, Any]) -> Mem
         max_running_requests=GPU_REQUESTS,
         steps=_STEPS,
         most_tokens=running * _TOKENS_PER_REQUEST,
+        cpu_tokens=CPU_TOKENS,
     )
     return replace(demand, workspace=demand.workspace + _GRAPHS)
 

@@ -16,6 +16,8 @@ from sglang_omni.models.memory import decoder_demand, dtype_of
 
 # Texts spoken at the same time.
 GPU_REQUESTS = 16
+# The KV pool on a CPU.
+CPU_TOKENS = 32_768
 _CODEC = "codec_model."
 # Of the decoder of a frame, or of the codec.
 _GRAPHS = 256 * MIB
@@ -50,7 +52,9 @@ def speak_demand(model_path: str | Path, decoder: DecoderConfig, args: Mapping[s
     sizes = tensor_sizes(model_path)
     others = [size.name for size in sizes if not size.name.startswith(_CODEC)]
     weights = loaded_bytes(sizes, others, dtype=dtype_of(args))
-    demand = decoder_demand(decoder, args, weights, max_running_requests=GPU_REQUESTS, steps=(512,))
+    demand = decoder_demand(
+        decoder, args, weights, max_running_requests=GPU_REQUESTS, steps=(512,), cpu_tokens=CPU_TOKENS
+    )
     return replace(demand, workspace=demand.workspace + _GRAPHS)
 
 

@@ -13,6 +13,8 @@ from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
 
 Checkpoint = MediaCheckpoint[Any, Any]
 
+# KV pools on a CPU, in tokens.
+CPU_THINKER_TOKENS, CPU_TALKER_TOKENS = 32_768, 65_536
 # cuDNN, cuBLAS and what an allocator keeps.
 LIBRARIES = 256 * MIB
 _THINKER = ("thinker.model.", "thinker.lm_head.")
@@ -37,7 +39,15 @@ def thinker_demand(
     """
     weights, loading = weights_and_loading(tensor_sizes(checkpoint.path), _THINKER, args, stored_item)
     hidden = config.hidden_size * ITEM_BYTES[dtype_of(args)] if args.get("speech") else 0
-    return decoder_demand(config, args, weights, loading=loading, extra_token_bytes=hidden, weight=4)
+    return decoder_demand(
+        config,
+        args,
+        weights,
+        loading=loading,
+        extra_token_bytes=hidden,
+        weight=4,
+        cpu_tokens=CPU_THINKER_TOKENS,
+    )
 
 
 def talker_demand(
@@ -70,6 +80,7 @@ def talker_demand(
         max_running_requests=max_running_requests,
         steps=_TALKER_STEPS,
         most_tokens=running * _TOKENS_PER_SPEECH,
+        cpu_tokens=CPU_TALKER_TOKENS,
     )
 
 

@@ -17,7 +17,6 @@ from sglang_omni.models.multimodal.memory import (
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.shapes import talker_config, thinker_config
 
-# On a GPU; a CPU's are in the factories.
 GPU_TALKER_REQUESTS = 32
 
 

@@ -12,6 +12,8 @@ from sglang_omni.models.memory import decoder_demand, dtype_of
 from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
 
 MAX_RUNNING_REQUESTS = 16
+# The KV pool on a CPU.
+CPU_TOKENS = 49_152
 PIECES_AT_ONCE = 4
 PIECE_SECONDS = 120.0
 _STEPS = (2048,)
@@ -44,6 +46,7 @@ def transcribe_demand(checkpoint: Qwen3ASRCheckpoint, args: Mapping[str, Any]) -
         max_running_requests=MAX_RUNNING_REQUESTS,
         steps=_STEPS,
         most_tokens=int(running * (seconds * (_ROWS_PER_SECOND + _TEXT_PER_SECOND) + _PROMPT_TOKENS)),
+        cpu_tokens=CPU_TOKENS,
     )
     # The first convolution halves frames and mels; its output, the activation's and the next one's quarter.
     at_once = checkpoint.chunk_frames * int(audio.get("conv_chunksize", 500))

@@ -8,6 +8,7 @@ from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import available_cores, loading
 from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
 from sglang_omni.models.qwen3_asr.memory import (
+    CPU_TOKENS,
     MAX_RUNNING_REQUESTS,
     PIECE_SECONDS,
     PIECES_AT_ONCE,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from sglang_omni.models.qwen3_asr.recording_engine import RecordingRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
-_DEFAULTS = DecoderDefaults(MAX_RUNNING_REQUESTS, 49_152, 2048, MAX_RUNNING_REQUESTS)
+_DEFAULTS = DecoderDefaults(MAX_RUNNING_REQUESTS, CPU_TOKENS, 2048, MAX_RUNNING_REQUESTS)
 
 
 def create_preprocess(model_path: str, *, max_audio_bytes: int = 256_000_000) -> SimpleScheduler:

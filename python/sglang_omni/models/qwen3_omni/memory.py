@@ -19,7 +19,6 @@ from sglang_omni.models.multimodal.memory import (
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.shapes import talker_config, thinker_config
 
-# On a GPU; a CPU's are in the factories.
 GPU_TALKER_REQUESTS = 32
 GPU_CODEC_FRAMES = 128
 # The captured graphs of the code predictor or the codec.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import loading
-from sglang_omni.models.memory import GPU_RUNNING_REQUESTS, text_model_demand
+from sglang_omni.models.memory import CPU_TOKENS, GPU_RUNNING_REQUESTS, text_model_demand
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sglang_omni.engines.options import DtypeChoice, EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
-_DEFAULTS = DecoderDefaults(16, 16_384, 512, GPU_RUNNING_REQUESTS)
+_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512, GPU_RUNNING_REQUESTS)
 
 
 def create_preprocess(

@@ -16,6 +16,7 @@ from sglang_omni.serve.launch.registry import PipelineError, own_files, pipeline
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
     from sglang_omni.config.memory import MemoryPlan
+    from sglang_omni.config.ram import RamPlan
 
 DEFAULT_MODEL = "speech-chat"
 
@@ -198,4 +199,28 @@ def fit_gpus(config: PipelineConfig, *, elsewhere: bool = False) -> MemoryPlan |
     plan: MemoryPlan | None = share(gpus)
     if plan is not None and not plan.fits:
         raise LaunchError(refusal(plan))
+    return plan
+
+
+def fit_ram(config: PipelineConfig, replicas: int = 1) -> RamPlan | None:
+    """Check, before anything is loaded, that the stages on the CPU fit this machine's memory.
+
+    Args:
+        config: The pipeline.
+        replicas: Server replicas on this machine.
+
+    Returns:
+        What they take; None if nothing is known of it.
+
+    Raises:
+        FileNotFoundError, ValueError: The checkpoint cannot be read.
+        LaunchError: They do not fit; the text says what is needed, and what to change.
+    """
+    from sglang_omni.config.ram import plan_ram
+    from sglang_omni.ram import available_ram
+
+    ram = available_ram()
+    plan = None if ram is None else plan_ram(config, ram, replicas=replicas)
+    if plan is not None and not plan.fits:
+        raise LaunchError(plan.refusal())
     return plan
