@@ -57,6 +57,9 @@ class TemplateForms:
 
     def _fitting(self, message: Mapping[str, Any]) -> dict[str, Any]:
         fitting = {**message, "content": self._content(message["role"], message["content"])}
+        if reasoning := message.get("reasoning_content"):
+            # Both names that templates read, as transformers 5.24 gives them.
+            fitting.setdefault("thinking", reasoning)
         if calls := message.get("tool_calls"):
             fitting["tool_calls"] = with_arguments(calls, as_text=self.arguments_as_text)
             if not fitting["content"]:

@@ -201,6 +201,8 @@ def test_reasoning_of_earlier_answers_reaches_the_template(chats: Make) -> None:
     for name in ("reasoning", "reasoning_content"):
         answer = {"role": "assistant", "content": "Yo", name: "Hm."}
         assert "<think>Hm.</think>Yo" in rendered(chats(QWEN), USER, answer, USER)[0]
+        other = "{% for m in messages %}{{ m.thinking }}{% endfor %}"
+        assert rendered(chats(other), USER, answer, USER)[0] == "Hm."
 
 
 def test_an_answer_that_goes_on(chats: Make) -> None:

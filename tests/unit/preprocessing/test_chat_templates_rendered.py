@@ -206,10 +206,17 @@ class Theirs:
 
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
 
-    def render(self, messages: list[dict[str, Any]], **given: Any) -> str | None:
+    def render(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None = None, **given: Any
+    ) -> str | None:
         """None if the template refuses or fails."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # What `apply_chat_template` does; newer versions leave out what is None in a message before.
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **given))
+            template = self.tokenizer.get_chat_template(tools=tools)
+            named = {**self.tokenizer.special_tokens_map, **given}
+            return str(render_jinja_template([messages], tools=tools, chat_template=template, **named)[0][0])
         except Exception:  # noqa: BLE001  whatever a template raises
             return None
 
