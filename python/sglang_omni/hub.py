@@ -7,7 +7,6 @@ others.
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sglang_omni.packages import install_line
-from sglang_omni.weight_files import weight_files
+from sglang_omni.weight_files import config_fields, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -142,12 +141,15 @@ def _plan(repo_id: str, revision: str | None, own_files: OwnFiles, *, weights: b
     small = tuple(files[name] for name in _matching(files, _SETTINGS))
     if not weights:
         return DownloadPlan(repo_id, directory, small, ())
-    names = _weights(repo_id, directory, files, own_files)
-    if absent := [name for name in names if name not in files]:
-        if unreachable is None:
-            raise HubError(f"{repo_id} lacks {', '.join(absent)}, which its index of weights lists")
-        with _explained(repo_id, revision):
-            raise unreachable
+    try:
+        names = _weights(directory, files, own_files)
+        if absent := [name for name in names if name not in files]:
+            raise FileNotFoundError(f"it lacks {', '.join(absent)}, which its index of weights lists")
+    except (FileNotFoundError, ValueError) as exc:
+        if unreachable is not None:
+            with _explained(repo_id, revision):
+                raise unreachable from None
+        raise HubError(f"{repo_id} cannot be served: {exc}") from exc
     return DownloadPlan(repo_id, directory, small, tuple(files[name] for name in names))
 
 
@@ -177,17 +179,14 @@ def _listing(repo_id: str, directory: Path) -> tuple[dict[str, RepoFile], Except
     return {name: RepoFile(name, size, name in cached) for name, size in sizes.items()}, None
 
 
-def _weights(repo_id: str, directory: Path, names: Mapping[str, Any], own_files: OwnFiles) -> list[str]:
-    """The names of the files with weights, and of the family's own."""
+def _weights(directory: Path, names: Mapping[str, Any], own_files: OwnFiles) -> list[str]:
+    """The names of the files with weights, and of the family's own.
 
-    def read(name: str) -> bytes:
-        return (directory / name).read_bytes()
-
-    try:
-        fields = json.loads(read("config.json")) if "config.json" in names else {}
-        chosen = weight_files(names, fields, read).files
-    except (FileNotFoundError, ValueError) as exc:
-        raise HubError(f"{repo_id} cannot be served: {exc}") from exc
+    Raises:
+        FileNotFoundError, ValueError: As of ``weight_files``.
+    """
+    fields = config_fields(directory)
+    chosen = weight_files(names, fields, lambda name: (directory / name).read_bytes()).files
     return list(dict.fromkeys([*chosen, *_matching(names, own_files(fields))]))
 
 

@@ -81,12 +81,27 @@ def weight_files_in(directory: Path) -> WeightFiles:
     """
     names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
     try:
-        fields = json.loads((directory / "config.json").read_bytes()) if "config.json" in names else {}
-        return weight_files(names, fields, lambda name: (directory / name).read_bytes())
+        return weight_files(names, config_fields(directory), lambda name: (directory / name).read_bytes())
     except FileNotFoundError as exc:
         raise FileNotFoundError(f"{directory}: {exc}") from None
     except ValueError as exc:
         raise ValueError(f"{directory}: {exc}") from None
+
+
+def config_fields(directory: Path) -> dict[str, Any]:
+    """The fields of a checkpoint's config.json; empty if it has none.
+
+    Raises:
+        ValueError: It is no JSON object.
+    """
+    file = directory / "config.json"
+    try:
+        fields = json.loads(file.read_bytes()) if file.is_file() else {}
+    except ValueError as exc:
+        raise ValueError(f"config.json is no JSON: {exc}") from None
+    if not isinstance(fields, dict):
+        raise ValueError("config.json is no JSON object")
+    return fields
 
 
 def _check_name(named: Any) -> None:

@@ -230,6 +230,10 @@ def test_of_a_published_repository_is_fetched_what_its_family_reads(
         assert size == sum(sizes.values())
         assert missing == sum(sizes[name] for name in sizes if name not in here)
 
+    offline = environment | {"HF_HUB_OFFLINE": "1"}
+    unserved = ask(offline, *(([repo], {"served": True}) for repo in PUBLISHED))
+    for repo, (_, told) in zip(PUBLISHED, unserved, strict=True):
+        assert f"{repo} is not, or not completely, in the cache" in told
     served = ask(environment, *(([repo], {"served": True}) for repo in PUBLISHED))
     for (repo, (_, fetched, left)), (_, directory) in zip(PUBLISHED.items(), served, strict=True):
         there = {str(path.relative_to(directory)) for path in Path(directory).rglob("*") if path.is_file()}
@@ -238,7 +242,6 @@ def test_of_a_published_repository_is_fetched_what_its_family_reads(
         asked = [path for path in hub.requests if path.startswith(f"GET /{repo}/resolve/")]
         assert {hub.requests[path] for path in asked} == {1}, "nothing comes twice"
 
-    offline = environment | {"HF_HUB_OFFLINE": "1"}
     lost = Path(served[1][1]) / "model-00002-of-00005.safetensors"
     lost.unlink()
     csm, incomplete, plan = ask(

@@ -94,6 +94,14 @@ def test_the_loader_and_the_memory_plan_read_what_config_names(csm: Path) -> Non
             read()
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "\xff"])
+def test_a_config_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"config\.json is no JSON"):
+        Checkpoint(tmp_path, torch.float32)
+
+
 def test_shards_without_an_index(tmp_path: Path) -> None:
     for name, shard in zip("ab", SHARDS, strict=True):
         save_file({name: torch.ones(2)}, tmp_path / shard)

@@ -12,6 +12,7 @@ import torch
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.quantization import quantization_of
 from sglang_omni.engines.sglang import compat
+from sglang_omni.engines.sglang.weight_links import with_chosen_weights
 
 if TYPE_CHECKING:
     from sglang_omni.engines.sglang.engine import SGLangEngine
@@ -35,7 +36,8 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
 
     is_text = not spec.component and spec.strategy is None and spec.capture_layer is None
     if is_text and register_own_class(_fields(spec.model_path), options.device, spec.config):
-        return SGLangEngine(compat.Runtime(spec.model_path, options), spec, options)
+        with with_chosen_weights(spec.model_path) as directory:
+            return SGLangEngine(compat.Runtime(directory, options), spec, options)
 
     if options.lora_paths:
         raise ValueError(
@@ -47,9 +49,9 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
 
     compat.register_model(OmniDecoder)
     # SGLang reads a config.json of its own while it starts, and not afterwards.
-    with TemporaryDirectory(prefix="sglang-omni-") as directory:
-        write_config(Path(directory), spec)
-        runtime = compat.Runtime(Path(directory), options, load_format=loader_of(spec))
+    with TemporaryDirectory(prefix="sglang-omni-") as folder:
+        write_config(Path(folder), spec)
+        runtime = compat.Runtime(Path(folder), options, load_format=loader_of(spec))
         return SGLangEngine(runtime, spec, options)
 
 
@@ -82,9 +84,10 @@ def build_sglang_text_engine(model_path: Path, options: EngineOptions) -> SGLang
                 "that are not quantized"
             )
     register_own_class(_fields(model_path), options.device, None)
-    runtime = compat.Runtime(model_path, options)
-    with runtime.active():
-        spec = foreign_spec(model_path, runtime.server_args)
+    with with_chosen_weights(model_path) as directory:
+        runtime = compat.Runtime(directory, options)
+        with runtime.active():
+            spec = foreign_spec(model_path, runtime.server_args)
     return SGLangEngine(runtime, spec, options)
 
 

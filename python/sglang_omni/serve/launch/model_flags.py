@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +43,11 @@ def _adapter(text: str) -> str:
     return f"{name or path}={path}"
 
 
+def _adapter_files(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of an adapter, also if its repository holds the merged model beside it."""
+    return ("adapter_model.safetensors",)
+
+
 def _by_name(adapters: list[str]) -> dict[str, str]:
     """
     Raises:
@@ -52,7 +57,7 @@ def _by_name(adapters: list[str]) -> dict[str, str]:
     for name, _, path in (adapter.partition("=") for adapter in adapters):
         if name in paths:
             raise ValueError(f"--lora-paths: two adapters are called {name!r}")
-        directory = hub.download(path) if hub.is_repo_id(path) else Path(path)
+        directory = hub.download(path, own_files=_adapter_files) if hub.is_repo_id(path) else Path(path)
         if not (directory / "adapter_config.json").is_file():
             raise ValueError(
                 f"--lora-paths {name}={path}: no adapter there (no adapter_config.json); give the directory "
