@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from random import Random
 from typing import Any
 
 import pytest
@@ -78,6 +79,26 @@ def build_omni(qwen3_omni: Callable[..., Oracle]) -> Iterator[Build]:
 @pytest.fixture(params=KINDS)
 def build(request: pytest.FixtureRequest, qwen3_omni: Callable[..., Oracle]) -> Iterator[Build]:
     yield from builder(request.param, qwen3_omni)
+
+
+def test_eight_answers_without_a_limit_run_together(build: Build) -> None:
+    """Each may fill the context, and none takes more room than it needs: the pool is that of a stage."""
+    engine = build("default", 0, max_total_tokens=32_768)
+    chance = Random(0)
+    requests = [
+        EngineRequest(str(index), [chance.randrange(300) for _ in range(300)], RequestSampling(seed=index))
+        for index in range(8)
+    ]
+    for request in requests:
+        engine.add(request)
+        assert request.max_new_tokens == 32_768 - 300
+    while not all(request.output_token_ids for request in requests):
+        assert engine.has_work
+        engine.step()
+    stats = engine.stats()
+    assert stats["num_queue_reqs"] == stats["num_retracted_requests_total"] == 0
+    for request in requests:
+        engine.abort(request.request_id)
 
 
 def requests_of(prompts: Prompts, **options: Any) -> list[EngineRequest]:

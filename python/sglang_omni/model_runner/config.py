@@ -123,9 +123,7 @@ class DecoderConfig:
         generation_path = directory / "generation_config.json"
         generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
         # Either file may lack one of the ends: a fine-tune of a base model often has its own in one alone.
-        fields["eos_token_id"] = list(
-            dict.fromkeys((*_ids(fields.get("eos_token_id")), *_ids(generation.get("eos_token_id"))))
-        )
+        fields["eos_token_id"] = end_tokens(fields, generation)
         try:
             return cls.from_dict(fields, fields.get("model_type"))
         except UnsupportedDecoder as error:
@@ -187,7 +185,7 @@ class DecoderConfig:
             mrope_section=mrope_section,
             mrope_interleaved=interleaved,
             **(_experts(family, fields) if family in (THINKER, TALKER, "qwen3_moe") else {}),
-            eos_token_ids=_ids(fields.get("eos_token_id")),
+            eos_token_ids=end_tokens(fields),
         )
 
 
@@ -249,10 +247,14 @@ def _sliding(fields: Mapping[str, Any], family: str) -> tuple[int | None, frozen
     return int(window), layers
 
 
-def _ids(given: int | Sequence[int] | None) -> tuple[int, ...]:
-    if given is None:
-        return ()
-    return tuple(map(int, given)) if isinstance(given, Sequence) else (int(given),)
+def end_tokens(*configs: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a text, by ``eos_token_id`` of any of a checkpoint's configs; perhaps none."""
+    ends: list[int] = []
+    for config in configs:
+        given: int | Sequence[int] | None = config.get("eos_token_id")
+        if given is not None:
+            ends += map(int, given) if isinstance(given, Sequence) else [int(given)]
+    return tuple(dict.fromkeys(ends))
 
 
 def _experts(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from safetensors.torch import load_file
 
 from sglang_omni import cli
 from sglang_omni.config.memory import fit_memory
+from sglang_omni.models.multimodal.request import thinker_sampling
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
+from sglang_omni.models.qwen2_5_omni.components.shapes import thinker_config
 from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
 from sglang_omni.models.qwen2_5_omni.components.voices import load_voices, voice_names
 from sglang_omni.models.qwen2_5_omni.config import default_config
@@ -42,6 +45,43 @@ def test_voices(qwen2_5_omni: Any, checkpoint: Qwen25OmniCheckpoint) -> None:
     assert checkpoint.voices == {"chelsie": "Chelsie", "ethan": "Ethan"}
     assert voice_of(OmniRequest(None, {"voice": "ETHAN"}), checkpoint) == "Ethan"
     assert voice_of(OmniRequest(None), checkpoint) == "Chelsie"
+
+
+def test_an_answer_is_the_likeliest_and_as_long_as_the_context(
+    checkpoint: Qwen25OmniCheckpoint, tmp_path: Path
+) -> None:
+    """With the published generation_config.json, which says nothing, and the authors' own example."""
+    for generation, temperature in (({"_from_model_config": True}, 0.0), ({"do_sample": True}, 1.0)):
+        published = replace(checkpoint, generation=generation)
+        sampling = thinker_sampling(OmniRequest(None), published)
+        assert (sampling.temperature, sampling.max_new_tokens) == (temperature, None)
+        told = thinker_sampling(OmniRequest(None, {"temperature": 0.4}), published)
+        assert told.temperature == 0.4
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "thinker", "text", "ends"),
+    [
+        ({}, {}, {}, {}, (151645,)),
+        ({}, {}, {"eos_token_id": 7}, {}, (7,)),
+        (
+            {"eos_token_id": [7, 8]},
+            {"eos_token_id": 9},
+            {"eos_token_id": 7},
+            {"eos_token_id": 5},
+            (7, 8, 9, 5),
+        ),
+    ],
+)
+def test_ends_of_all_configs(
+    checkpoint: Qwen25OmniCheckpoint, generation: Any, config: Any, thinker: Any, text: Any, ends: Any
+) -> None:
+    own = {name: value for name, value in checkpoint.thinker_config.items() if name != "eos_token_id"}
+    own |= thinker | {"text_config": {**own["text_config"], "eos_token_id": None, **text}}
+    whole = {**checkpoint.config, "eos_token_id": None, **config, "thinker_config": own}
+    named = replace(checkpoint, generation=generation, config=whole)
+    assert named.ends == ends
+    assert thinker_config(named).eos_token_ids == ends
 
 
 def test_settings_need_no_torch(checkpoint: Qwen25OmniCheckpoint) -> None:

@@ -161,6 +161,19 @@ def test_wrong_requests(twins: Qwen3ASRTwins, task: str, params: Any, param: str
     assert caught.value.param == param
 
 
+def test_ends_of_both_configs(twins: Qwen3ASRTwins, tmp_path: Path) -> None:
+    fields = json.loads((twins.path / "config.json").read_text())
+    for named, stored, ends in (
+        (None, None, {151643, 151645}),
+        (None, [5, 6], {5, 6}),
+        (7, None, {7}),
+        (7, [5, 7], {5, 7}),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**fields, "eos_token_id": named}))
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": stored}))
+        assert set(Qwen3ASRCheckpoint.from_dir(tmp_path).text.eos_token_ids) == ends
+
+
 def test_wrong_checkpoints(twins: Qwen3ASRTwins, tmp_path: Path) -> None:
     fields = json.loads((twins.path / "config.json").read_text())
     assert pipeline_of(fields).config(str(twins.path)).tasks == ("transcription",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,20 @@ def test_settings(tmp_path: Path) -> None:
     assert talker.speakers == {"ethan": 70, "chelsie": 71}
     assert talker.codec.eos == 69
     assert set(range(64, 1088)) - set(talker.suppressed) == {69}
+
+
+def test_ends_of_all_configs(tmp_path: Path) -> None:
+    """The end of a turn, and what any of the configs names beside it."""
+    assert read(tmp_path, im_end_token_id=604).ends == (604,)
+    thinker = {**CONFIG["thinker_config"], "eos_token_id": 605}
+    thinker["text_config"] = {**thinker["text_config"], "eos_token_id": [604, 606]}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [604, 607]}))
+    named = read(tmp_path, im_end_token_id=604, eos_token_id=608, thinker_config=thinker)
+    assert set(named.ends) == {604, 605, 606, 607, 608}
+    make_tiny_checkpoint(tmp_path, seed=0)
+    tiny = Qwen3OmniCheckpoint.from_dir(tmp_path)
+    tiny = replace(tiny, generation={"eos_token_id": [tiny.tokens.im_end, 3]})
+    assert thinker_config(tiny).eos_token_ids == (tiny.tokens.im_end, 3)
 
 
 def test_parts_are_published_without_what_their_parent_says(tmp_path: Path) -> None:

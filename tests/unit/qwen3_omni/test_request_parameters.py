@@ -27,15 +27,44 @@ def checkpoint(folder: Path, **generation: Any) -> Qwen3OmniCheckpoint:
     return Qwen3OmniCheckpoint.from_dir(folder)
 
 
-def test_the_thinker_samples_as_the_checkpoint_says_unless_told_otherwise(tmp_path: Path) -> None:
-    settings = checkpoint(tmp_path, temperature=0.7, top_k=20, talker_top_k=5)
-    own = thinker_sampling(OmniRequest(None), settings.generation)
-    assert (own.temperature, own.top_k, own.max_new_tokens) == (0.7, 20, 1024)
-    told = thinker_sampling(
-        OmniRequest(None, {"temperature": 0.0, "stage_params": {"thinker": {"top_k": 3}}}),
-        settings.generation,
-    )
-    assert (told.temperature, told.top_k) == (0.0, 3)
+@pytest.mark.parametrize(
+    ("stored", "drawn"),
+    [
+        # What is published, and what its authors recommend.
+        (
+            {
+                "talker_max_new_tokens": 4096,
+                "talker_repetition_penalty": 1.05,
+                "talker_temperature": 0.9,
+                "talker_top_k": 50,
+                "talker_top_p": 1.0,
+            },
+            (0.6, 0.95, 20),
+        ),
+        ({"repetition_penalty": 1.1, "eos_token_id": 3}, (0.6, 0.95, 20)),
+        # The checkpoint's own are complete.
+        ({"temperature": 0.7, "top_k": 20}, (0.7, 1.0, 20)),
+        ({"thinker_top_p": 0.8}, (1.0, 0.8, -1)),
+        ({"do_sample": True}, (1.0, 1.0, -1)),
+        ({"do_sample": False}, (0.0, 1.0, -1)),
+    ],
+)
+def test_how_the_thinker_draws_unless_asked_otherwise(
+    tmp_path: Path, stored: dict[str, Any], drawn: tuple[float, float, int]
+) -> None:
+    settings = checkpoint(tmp_path, **stored)
+    own = thinker_sampling(OmniRequest(None), settings)
+    assert (own.temperature, own.top_p, own.top_k) == drawn
+    assert own.repetition_penalty == stored.get("repetition_penalty", 1.0)
+    # As much as the context has room for.
+    assert own.max_new_tokens is None
+    asked = {"temperature": 0.1, "max_new_tokens": 9, "stage_params": {"thinker": {"top_k": 3}}}
+    told = thinker_sampling(OmniRequest(None, asked), settings)
+    assert (told.temperature, told.top_p, told.top_k, told.max_new_tokens) == (0.1, drawn[1], 3, 9)
+
+
+def test_the_checkpoint_may_limit_an_answer(tmp_path: Path) -> None:
+    assert thinker_sampling(OmniRequest(None), checkpoint(tmp_path, max_new_tokens=77)).max_new_tokens == 77
 
 
 def test_the_talker_has_parameters_of_its_own(tmp_path: Path) -> None:

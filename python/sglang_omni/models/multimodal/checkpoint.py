@@ -37,6 +37,7 @@ class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
     Attributes:
         model, model_type: The model's name, and ``model_type`` of its ``config.json``.
         thinker_parts: What ``thinker_config`` must have.
+        recommended_sampling: How the model's authors let the thinker draw its tokens.
         config: The whole ``config.json``, of which components read their own parts.
         generation: The whole ``generation_config.json``; empty if there is none.
         tokens: Special tokens of the thinker.
@@ -46,6 +47,7 @@ class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
     model: ClassVar[str]
     model_type: ClassVar[str]
     thinker_parts: ClassVar[tuple[str, ...]]
+    recommended_sampling: ClassVar[Mapping[str, float]]
 
     path: Path
     config: Mapping[str, Any]
@@ -114,6 +116,15 @@ class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
         # A talker may have them at its top.
         fields: Mapping[str, Any] = part.get("text_config", part)
         return fields
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end an answer, by any of the configs."""
+        # Its package imports torch.
+        from sglang_omni.model_runner.config import end_tokens
+
+        thinker = self.thinker_config
+        return end_tokens(self.generation, self.config, thinker, thinker["text_config"])
 
     def require_talker(self) -> Talker:
         """

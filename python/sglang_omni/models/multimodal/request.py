@@ -6,34 +6,45 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
 from sglang_omni.models.multimodal.request_params import TALKER, TALKER_SAMPLING
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, stage_params
 from sglang_omni.preprocessing.request_params import TEXT_SAMPLING, check_names
 from sglang_omni.proto import OmniRequest, RequestError
 
-# The default of transformers' ``generate`` for these models.
-THINKER_MAX_NEW_TOKENS = 1024
+# Names in ``generation_config.json``, without a prefix, that say how tokens are drawn.
+_DRAWS = ("do_sample", "temperature", "top_p", "top_k", "min_p")
 Default = TypeVar("Default")
 Voice = TypeVar("Voice")
 
 
 def thinker_sampling(
-    request: OmniRequest, generation: Mapping[str, Any], instead: Mapping[str, Any] | None = None
+    request: OmniRequest, checkpoint: MediaCheckpoint[Any, Any], instead: Mapping[str, Any] | None = None
 ) -> RequestSampling:
     """The request's parameters for the thinker, with the checkpoint's defaults.
 
     Args:
-        generation: The whole ``generation_config.json``.
         instead: Parameters that take the place of the request's own.
 
     Raises:
         RequestError: A parameter is out of its range; ``param`` is its name in the request.
     """
-    defaults = generation_settings(generation, prefix="")
-    defaults |= generation_settings(generation, prefix="thinker_")
     asked = given({**stage_params(request, "thinker"), **(instead or {})})
-    params = {"max_new_tokens": THINKER_MAX_NEW_TOKENS, **defaults, **asked}
+    params = {**thinker_defaults(checkpoint), **asked}
     return checked_sampling(params, "thinker", own_params(request, "thinker", TEXT_SAMPLING), prefix="")
+
+
+def thinker_defaults(checkpoint: MediaCheckpoint[Any, Any]) -> dict[str, Any]:
+    """The thinker's parameters for a request that sets none: those of ``generation_config.json``.
+
+    If it does not say how tokens are drawn, as in the published checkpoints, its authors' recommendation
+    does. Without ``max_new_tokens``, an answer may fill the context.
+    """
+    stored = checkpoint.generation
+    defaults = generation_settings(stored, prefix="") | generation_settings(stored, prefix="thinker_")
+    if any(stored.get(prefix + name) is not None for prefix in ("", "thinker_") for name in _DRAWS):
+        return defaults
+    return {**checkpoint.recommended_sampling, **defaults}
 
 
 def talker_sampling(

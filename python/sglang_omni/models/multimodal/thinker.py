@@ -41,7 +41,7 @@ class MediaThinker(ABC):
         config: DecoderConfig,
         device: str = "cpu",
     ) -> None:
-        self._generation = checkpoint.generation
+        self._checkpoint = checkpoint
         self._config = config
         self._texts = AnswerTexts(tokenizer)
         self._media = MediaJoin(checkpoint.tokens, device)
@@ -71,7 +71,7 @@ class MediaThinker(ABC):
         data: ThinkerInput = payload.data
         reading = data.get("reading")
         instead = None if reading is None else reading["sampling"]
-        sampling = thinker_sampling(payload.request, self._generation, instead)
+        sampling = thinker_sampling(payload.request, self._checkpoint, instead)
         positions = data["positions"]
         state = self._state(payload, data)
         # The payload is kept as long as the request, and must not keep what was copied out of the rows.

@@ -81,7 +81,7 @@ def check_params(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, *, has_
             acceptable.
     """
     check_request(request, REQUEST_PARAMS)
-    request_params.thinker_sampling(request, checkpoint.generation)
+    request_params.thinker_sampling(request, checkpoint)
     if not request_params.is_spoken(request, has_talker=has_talker and checkpoint.talker is not None):
         return
     if request.params.get("tools"):

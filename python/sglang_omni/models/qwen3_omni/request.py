@@ -50,7 +50,7 @@ def check_params(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_t
             acceptable.
     """
     check_request(request, REQUEST_PARAMS)
-    request_params.thinker_sampling(request, checkpoint.generation)
+    request_params.thinker_sampling(request, checkpoint)
     if request_params.is_spoken(request, has_talker=has_talker and checkpoint.talker is not None):
         speaker_id(request, checkpoint.require_talker())
         talker_sampling(request, checkpoint)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint, MediaTokens
 from sglang_omni.models.qwen2_5_omni.components.voices import FILE, voice_names
@@ -66,6 +66,8 @@ class Qwen25OmniCheckpoint(MediaCheckpoint[OmniTokens, SpeechTokens]):
     model = "Qwen2.5-Omni"
     model_type = "qwen2_5_omni"
     thinker_parts = ("text_config", "audio_config", "vision_config")
+    # "Deployment with vLLM" in the README of github.com/QwenLM/Qwen2.5-Omni has 1e-6, which is no draw.
+    recommended_sampling: ClassVar[Mapping[str, float]] = {"temperature": 0.0}
 
     @classmethod
     def _tokens_of(cls, config: Mapping[str, Any]) -> OmniTokens:
@@ -99,13 +101,7 @@ class Qwen25OmniCheckpoint(MediaCheckpoint[OmniTokens, SpeechTokens]):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Tokens that end an answer."""
-        thinker = self.thinker_config
-        for fields in (self.generation, thinker, thinker["text_config"]):
-            given = fields.get("eos_token_id")
-            if given is not None:
-                return tuple(given) if isinstance(given, list) else (int(given),)
-        return (151645,)
+        return super().ends or (151645,)
 
     @cached_property
     def voices(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ def thinker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:
             **thinker["text_config"],
             # transformers ties by the thinker's field, not by that of text_config.
             "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
-            "eos_token_id": list(checkpoint.ends),
+            "eos_token_id": checkpoint.ends,
         },
         DENSE_THINKER,
     )
@@ -29,6 +29,4 @@ def talker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:
     speech = checkpoint.require_talker()
     fields = dict(checkpoint.config["talker_config"])
     fields.pop("tie_word_embeddings", None)
-    return DecoderConfig.from_dict(
-        {"head_dim": 128, **fields, "eos_token_id": list(speech.ends)}, DENSE_TALKER
-    )
+    return DecoderConfig.from_dict({"head_dim": 128, **fields, "eos_token_id": speech.ends}, DENSE_TALKER)

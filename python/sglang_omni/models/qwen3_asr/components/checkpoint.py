@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.config import DecoderConfig, end_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sglang_omni.engines.options import DecoderSpec
 
 # The end of a text, and of a turn.
-_ENDS = [151643, 151645]
+_ENDS = (151643, 151645)
 # Fields that only transformers' own class of the encoder has.
 _FOREIGN = ("model_type", "max_position_embeddings")
 # transformers keeps the encoder's last two layers apart, by these names.
@@ -63,8 +63,8 @@ class Qwen3ASRCheckpoint:
         parts = fields["thinker_config"] if own else fields
         generation = directory / "generation_config.json"
         told = json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {}
-        ends = told.get("eos_token_id") or fields.get("eos_token_id") or _ENDS
         try:
+            ends = end_tokens(told, fields, parts, parts["text_config"]) or _ENDS
             text = _decoder(parts["text_config"], parts, ends)
             audio = {name: value for name, value in parts["audio_config"].items() if name not in _FOREIGN}
         except (KeyError, ValueError) as exc:
@@ -136,7 +136,7 @@ class Qwen3ASRCheckpoint:
         return self.tower + name
 
 
-def _decoder(text: Mapping[str, Any], parts: Mapping[str, Any], ends: Any) -> DecoderConfig:
+def _decoder(text: Mapping[str, Any], parts: Mapping[str, Any], ends: Sequence[int]) -> DecoderConfig:
     fields = {**text, "eos_token_id": ends}
     # Positions on three axes, which the authors' layout names, are the same on all of them without pictures.
     for name in ("rope_scaling", "rope_parameters"):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint, MediaTokens
 
@@ -71,6 +71,8 @@ class Qwen3OmniCheckpoint(MediaCheckpoint[TokenIds, TalkerSettings]):
     model = "Qwen3-Omni"
     model_type = "qwen3_omni_moe"
     thinker_parts = ("text_config",)
+    # "vLLM Usage" in the README of github.com/QwenLM/Qwen3-Omni, for -Instruct and -Thinking alike.
+    recommended_sampling: ClassVar[Mapping[str, float]] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
 
     @classmethod
     def _tokens_of(cls, config: Mapping[str, Any]) -> TokenIds:
@@ -97,6 +99,11 @@ class Qwen3OmniCheckpoint(MediaCheckpoint[TokenIds, TalkerSettings]):
             codec=CodecIds(**{name: int(talker[key]) for name, key in codec.items()}),
             speakers={str(name).lower(): int(token) for name, token in talker["speaker_id"].items()},
         )
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end an answer: that of a turn, as for transformers' ``generate``, and those named."""
+        return tuple(dict.fromkeys((self.tokens.im_end, *super().ends)))
 
     @cached_property
     def total_upsample(self) -> int:

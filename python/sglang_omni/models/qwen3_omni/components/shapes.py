@@ -13,7 +13,7 @@ def thinker_config(checkpoint: Qwen3OmniCheckpoint) -> DecoderConfig:
         **thinker["text_config"],
         # transformers ties by the thinker's field, not by that of text_config.
         "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
-        "eos_token_id": checkpoint.tokens.im_end,
+        "eos_token_id": checkpoint.ends,
     }
     return DecoderConfig.from_dict(fields, THINKER)
 
