@@ -12,11 +12,24 @@ from sglang_omni import testing
 
 # The reference cuts speech into pieces of 300 frames, which lose what the decoder cuts off each.
 REFERENCE = {"code2wav": {"chunking": "reference"}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One conversation. Limits are small: what differs, differs early."""
+    """One conversation. Limits are small: what differs, differs early.
+
+    Attributes:
+        tools: Functions that are offered, which no random model calls.
+        stop: A text that ends the answer; empty for none.
+    """
 
     name: str
     messages: list[dict[str, Any]]
@@ -24,6 +37,8 @@ class Case:
     max_tokens: int = 16
     max_frames: int = 12
     speaker: str = "Ethan"
+    tools: tuple[dict[str, Any], ...] = ()
+    stop: str = ""
 
     def expected(self, oracle: Oracle) -> OracleAnswer:
         return oracle.answer(
@@ -32,7 +47,18 @@ class Case:
             max_frames=self.max_frames,
             speaker=self.speaker,
             use_audio_in_video=self.use_audio_in_video,
+            tools=self.tools,
+            stop=[self.stop] if self.stop else [],
         )
+
+    def stopped_by(self, oracle: Oracle) -> Case:
+        """The case, with a stop text of two tokens out of the middle of the oracle's own answer."""
+        ids, decode = self.expected(oracle).token_ids, oracle.processor.tokenizer.decode
+        for middle in range(len(ids) // 2, len(ids) - 1):
+            stop: str = decode(ids[middle : middle + 2], skip_special_tokens=True)
+            if len(stop) > 1 and "\ufffd" not in stop and stop not in decode(ids[: middle + 1]):
+                return replace(self, name=f"{self.name}, stopped", stop=stop)
+        raise RuntimeError(f"{oracle.path}: no text in the answer to {self.name!r} can stop it")
 
     def spoken_by(self, oracle: Oracle) -> tuple[Case, OracleAnswer]:
         """The case, worded so that this random talker says something, and the oracle's answer to it.
@@ -53,12 +79,17 @@ class Case:
     @property
     def params(self) -> dict[str, Any]:
         """Greedy throughout, as the oracle. The last code that is sampled never becomes a frame."""
-        return {
+        params: dict[str, Any] = {
             "temperature": 0.0,
             "talker_temperature": 0.0,
             "talker_max_new_tokens": self.max_frames + 1,
             "stage_params": REFERENCE,
         }
+        if self.tools:
+            params["tools"] = list(self.tools)
+        if self.stop:
+            params["stop"] = [self.stop]
+        return params
 
     @property
     def spoken(self) -> testing.Case:
@@ -84,7 +115,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Text, image, audio, image and audio, video, several images, three turns."""
+    """Text, image, audio, image and audio, video, several images, three turns, tools."""
     shown, other, third = picture(1), picture(2, 64, 150), picture(3, 200, 60)
     heard, second = sound(1), sound(2, seconds=2.3)
     assistant = {"role": "assistant", "content": "I see."}
@@ -113,6 +144,7 @@ def all_cases() -> list[Case]:
             [user(video_part(video(5, with_sound=True)), "What is said?")],
             use_audio_in_video=True,
         ),
+        Case("text with tools", [user("What is the weather in Paris?")], tools=(_TOOL,)),
     ]
 
 

@@ -19,6 +19,7 @@ prompt.
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,7 +113,12 @@ class Oracle:
         return next(towers)
 
     def inputs(
-        self, messages: list[dict[str, Any]], *, use_audio_in_video: bool = False, **processor: Any
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        use_audio_in_video: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **processor: Any,
     ) -> Any:
         """The processor's tensors for OpenAI messages; ``processor`` are further arguments of its call."""
         from transformers.image_utils import load_image
@@ -147,7 +153,9 @@ class Oracle:
                             of_videos.append(len(videos) - 1)
                         converted.append({"type": "video"})
             conversation.append({**message, "content": converted})
-        text = self.processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        text = self.processor.apply_chat_template(
+            conversation, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        )
         return self.processor(
             text=text,
             images=images or None,
@@ -167,6 +175,7 @@ class Oracle:
         speaker: str = "Ethan",
         audio: bool = True,
         use_audio_in_video: bool = False,
+        stop: Sequence[str] = (),
         **processor: Any,
     ) -> OracleAnswer:
         """The reference call, alone and greedy.
@@ -175,6 +184,7 @@ class Oracle:
             max_tokens: Longest answer.
             max_frames: Longest speech, in frames of 80 ms.
             audio: Whether to speak the answer.
+            stop: Texts that end the answer, and are in its tokens.
         """
         inputs = self.inputs(messages, use_audio_in_video=use_audio_in_video, **processor)
         return self.answer_to(
@@ -184,6 +194,7 @@ class Oracle:
             speaker=speaker,
             audio=audio,
             use_audio_in_video=use_audio_in_video,
+            stop=stop,
         )
 
     def answer_to(
@@ -195,6 +206,7 @@ class Oracle:
         speaker: str = "Ethan",
         audio: bool = True,
         use_audio_in_video: bool = False,
+        stop: Sequence[str] = (),
     ) -> OracleAnswer:
         """``answer`` to the processor's tensors."""
         codes: list[list[int]] = []
@@ -206,6 +218,7 @@ class Oracle:
 
         self.model.code2wav.chunked_decode = recording
         end = self.model.config.im_end_token_id
+        stops = {"thinker_stop_strings": list(stop), "thinker_tokenizer": self.processor.tokenizer}
         try:
             result = self.model.generate(
                 **inputs,
@@ -218,6 +231,7 @@ class Oracle:
                 talker_do_sample=False,
                 # The last code that is sampled never becomes a frame.
                 talker_max_new_tokens=max_frames + 1,
+                **stops if stop else {},
             )
         finally:
             del self.model.code2wav.chunked_decode

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,23 @@ class Spoken:
     def __init__(self, oracle: OmniOracle) -> None:
         self._oracle = oracle
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Without special tokens."""
+        text: str = self._oracle.processor.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
     def answers(self, case: Case) -> Answer:
         params = case.params
+        stops: dict[str, Any] = {}
+        if stop := params.get("stop"):
+            stops = {"thinker_stop_strings": stop, "thinker_tokenizer": self._oracle.processor.tokenizer}
         right = self._oracle.answer(
             case.inputs["messages"],
             max_tokens=params["max_new_tokens"],
             max_codes=params["talker_max_new_tokens"],
             speaker=params["voice"],
             use_audio_in_video=params["use_audio_in_video"],
+            **stops,
         )
         return Answer(right.token_ids, [[code] for code in right.codes], right.waveform, right.text)
 
@@ -75,11 +86,34 @@ def cases(seed: int) -> list[Case]:
     ]
 
 
+def _think(folder: Path, oracle: OmniOracle) -> None:
+    """Adds reasoning to the chat template, as a finetuned model may have it: answers are then read for it."""
+    file = folder / "chat_template.json"
+    source = json.loads(file.read_bytes())["chat_template"]
+    source += "{%- if enable_thinking is defined and not enable_thinking -%}<think></think>{%- endif -%}"
+    file.write_text(json.dumps({"chat_template": source}))
+    oracle.processor.chat_template = source
+
+
+def stopped(case: Case, reference: Spoken) -> Case:
+    """The case, with a stop text of two tokens out of the middle of the reference's own answer."""
+    ids, decode = reference.answers(case).tokens or (), reference.decode
+    for middle in range(len(ids) // 2, len(ids) - 1):
+        stop = decode(ids[middle : middle + 2])
+        if len(stop) > 1 and "\ufffd" not in stop and stop not in decode(ids[: middle + 1]):
+            return Case(case.inputs, {**case.params, "stop": [stop]}, _TASK, f"{case.name}, stopped")
+    raise RuntimeError(f"no text in the answer to {case.name!r} can stop it")
+
+
 def subject(folder: Path, seed: int, shape: str, engine: str) -> Subject:
     torch.set_num_threads(1)
-    reference = Spoken(OmniOracle.make(folder, seed=seed, **SHAPES[shape]))
+    oracle = OmniOracle.make(folder, seed=seed, **SHAPES[shape])
+    if shape == "wide":
+        _think(folder, oracle)
+    reference = Spoken(oracle)
     own = {"engine": engine, "num_threads": 1}
     config = Qwen25OmniPipelineConfig(
         model_path=str(folder), runtime_overrides={"thinker": own, "talker": own}
     )
-    return Subject(config, reference, cases(seed), {"prefill_tokens": 24})
+    asked = cases(seed)
+    return Subject(config, reference, [*asked, stopped(asked[0], reference)], {"prefill_tokens": 24})

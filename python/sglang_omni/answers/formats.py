@@ -19,6 +19,10 @@ Tools = Sequence[Mapping[str, Any]]
 class CallParser(Protocol):
     """Finds calls in a text that grows; what it returns is content."""
 
+    @property
+    def held(self) -> int | None:
+        """The number of last characters that it holds back; None if it does not say so."""
+
     def feed(self, text: str) -> str: ...
 
     def finish(self) -> str: ...

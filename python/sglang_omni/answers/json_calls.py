@@ -71,6 +71,13 @@ class JsonCalls:
                 break
         return "".join(content)
 
+    @property
+    def held(self) -> int:
+        """The number of last characters that may yet be content or not."""
+        undecided = self._state in ("between", "object")
+        raw = len(self._object.raw) if self._state == "object" else 0
+        return (len(self._lead) if undecided else 0) + raw + len(self._buffer)
+
     def finish(self) -> str:
         """The content that was held back. Called after the last text."""
         rest, self._buffer = self._buffer, ""

@@ -24,6 +24,12 @@ class News:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 
+    def __iadd__(self, later: News) -> News:
+        self.content += later.content
+        self.reasoning += later.reasoning
+        self.calls += later.calls
+        return self
+
 
 class Calls:
     """The calls of one answer, as they are written.

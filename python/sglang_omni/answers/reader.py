@@ -39,7 +39,8 @@ class ThinkingParser(Protocol):
     """Splits reasoning from what follows it."""
 
     @property
-    def is_over(self) -> bool: ...
+    def held(self) -> int | None:
+        """The number of last characters that it holds back; None if it does not say so."""
 
     def feed(self, text: str) -> News: ...
 
@@ -78,6 +79,13 @@ class AnswerReader:
     @property
     def is_thinking(self) -> bool:
         return bool(self._reasoning) and not (self._content or self.calls)
+
+    @property
+    def held(self) -> int | None:
+        """The number of last characters that may yet be content or not; None if a parser does not say so."""
+        thinking = 0 if self._thinking is None else self._thinking.held
+        parser = 0 if self._parser is None else self._parser.held
+        return None if thinking is None or parser is None else thinking + parser
 
     def feed(self, text: str) -> News:
         news = News(text) if self._thinking is None else self._thinking.feed(text)

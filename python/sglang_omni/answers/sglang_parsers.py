@@ -59,6 +59,9 @@ class SGLangCalls:
         tools: OpenAI's tool objects.
     """
 
+    # How much its detectors hold back is their own.
+    held = None
+
     def __init__(self, name: str, calls: Calls, tools: Sequence[Mapping[str, Any]]) -> None:
         from sglang.srt.entrypoints.openai.protocol import Tool
         from sglang.srt.function_call.function_call_parser import FunctionCallParser
@@ -101,8 +104,8 @@ class SGLangThinking:
         inside: The answer begins with reasoning.
     """
 
-    # Its detectors may yet find reasoning after content.
-    is_over = False
+    # How much its detectors hold back is their own.
+    held = None
 
     def __init__(self, name: str, *, inside: bool) -> None:
         from sglang.srt.parser.reasoning_parser import ReasoningParser

@@ -27,9 +27,9 @@ class Thinking:
         )
 
     @property
-    def is_over(self) -> bool:
-        """True if all further text is content."""
-        return self._state == "answer"
+    def held(self) -> int:
+        """The number of last characters that may yet be one or the other."""
+        return len(self._buffer)
 
     def feed(self, text: str) -> News:
         if self._state == "answer":

@@ -53,6 +53,11 @@ class XmlCalls:
                 break
         return "".join(content)
 
+    @property
+    def held(self) -> int:
+        """The number of last characters that may yet be content or not."""
+        return (len(self._lead) if self._state == "function" else 0) + len(self._buffer)
+
     def finish(self) -> str:
         """The content that was held back. Called after the last text."""
         rest, self._buffer = self._buffer, ""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Tokenizer
 
+from sglang_omni.answers.content_tokens import ContentTokens
+from sglang_omni.answers.news import News
 from sglang_omni.answers.reader import AnswerReader, Reading, is_foreign, reader_of, visible_tokens
 from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
 from sglang_omni.proto import StagePayload
@@ -29,27 +31,39 @@ class ReadText(IncrementalDetokenizer):
     """The text of an answer that is more than content, and what a reader finds in it.
 
     Attributes:
+        content_tokens: Those that are the answer's content, of an answer that is spoken.
         reasoning_tokens: Tokens of the reasoning so far, its marks included.
     """
 
-    def __init__(self, tokenizer: Tokenizer, reader: AnswerReader, **options: Any) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, reader: AnswerReader, *, is_spoken: bool = False, **options: Any
+    ) -> None:
         """
         Args:
             options: Of ``IncrementalDetokenizer``.
         """
         super().__init__(tokenizer, **options)
         self.reader = reader
+        self.content_tokens = ContentTokens() if is_spoken else None
         self.reasoning_tokens = 0
+
+    def feed(self, token_ids: Sequence[int]) -> bool:
+        if self.content_tokens is None:
+            return super().feed(token_ids)
+        for token in token_ids:
+            super().feed([token])
+            self.content_tokens.add_token(self.num_decoded)
+        return self.stopped
 
     def news(self, request: EngineRequest) -> dict[str, Any]:
         """What is new: ``{"text"}``, with ``reasoning`` and ``tool_calls`` if there are any; or nothing."""
         was_thinking = self.reader.is_thinking
-        news = self.reader.feed(self.take())
+        news = self._made_of(self.take())
         if request.finish_reason is not None:
             last = self.reader.finish()
-            news.content += last.content
-            news.reasoning += last.reasoning
-            news.calls += last.calls
+            news += last
+            if self.content_tokens is not None:
+                self.content_tokens.finish(last.content)
         if was_thinking or self.reader.is_thinking:
             self.reasoning_tokens = len(request.output_token_ids)
         if not news:
@@ -60,6 +74,17 @@ class ReadText(IncrementalDetokenizer):
         if news.calls:
             fields["tool_calls"] = news.calls
         return fields
+
+    def _made_of(self, text: str) -> News:
+        """What a reader makes of the next text: of a spoken answer it gets each token's by itself."""
+        if self.content_tokens is None:
+            return self.reader.feed(text)
+        news = News()
+        for piece in self.content_tokens.pieces(text):
+            new = self.reader.feed(piece)
+            self.content_tokens.read(piece, new.content, self.reader.held)
+            news += new
+        return news
 
 
 class AnswerTexts:
@@ -80,9 +105,10 @@ class AnswerTexts:
         if reading is None:
             return IncrementalDetokenizer(self.tokenizer, stop=stop)
         reader = reader_of(reading, payload.request.params)
+        options: dict[str, Any] = {"stop": stop, "is_spoken": answers_in_speech(payload.request)}
         if is_foreign(reading):
-            return ReadText(self.tokenizer, reader, stop=stop, skip_special_tokens=False)
-        return ReadText(self.tokenizer, reader, stop=stop, hidden=self._hidden_but(visible_tokens(reading)))
+            return ReadText(self.tokenizer, reader, skip_special_tokens=False, **options)
+        return ReadText(self.tokenizer, reader, hidden=self._hidden_but(visible_tokens(reading)), **options)
 
     def _hidden_but(self, visible: Sequence[str]) -> frozenset[int]:
         key = tuple(visible)
@@ -104,6 +130,12 @@ def text_of(request: EngineRequest) -> IncrementalDetokenizer:
     """The detokenizer of a request that was built with one."""
     assert isinstance(request.detokenizer, IncrementalDetokenizer)
     return request.detokenizer
+
+
+def content_tokens(request: EngineRequest) -> ContentTokens | None:
+    """Those of a spoken answer that may be more than content; None if all of it is content."""
+    text = text_of(request)
+    return text.content_tokens if isinstance(text, ReadText) else None
 
 
 def new_text(request: EngineRequest) -> dict[str, Any]:

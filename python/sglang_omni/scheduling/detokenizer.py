@@ -27,6 +27,7 @@ class IncrementalDetokenizer:
 
     Attributes:
         stopped: True once a stop string is complete.
+        num_decoded: Characters decoded so far, whether they are safe to show or not.
         num_reported: Tokens reported beside the text so far, a counter for the caller.
     """
 
@@ -53,6 +54,7 @@ class IncrementalDetokenizer:
         self._pending = ""
         self._safe = 0
         self.stopped = False
+        self.num_decoded = 0
         self.num_reported = 0
         self._finished = False
 
@@ -104,6 +106,7 @@ class IncrementalDetokenizer:
 
     def _append(self, new: str) -> None:
         searched = self._safe
+        self.num_decoded += len(new)
         self._pending += new
         found = [at for stop in self._stop if (at := self._pending.find(stop, searched)) >= 0]
         if found:

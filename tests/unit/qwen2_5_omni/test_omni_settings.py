@@ -143,7 +143,6 @@ def test_another_checkpoint_and_one_that_only_writes(
         ({"stage_params": {"code2wav": {"chunking": "gapless"}}}, "stage_params.code2wav.chunking"),
         ({"stage_params": {"code2wav": {"chunking": "reference"}}}, "talker_max_new_tokens"),
         ({"stage_params": {"code2wav": {"seed": -1}}}, "stage_params.code2wav.seed"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],
 )
 def test_wrong_parameters_of_speech(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -53,14 +52,8 @@ class MediaThinker(ABC):
         """The sequence's media, and the outputs that a talker wants; None if there is neither."""
 
     @abstractmethod
-    def _for_talker(
-        self, request: EngineRequest, news: Mapping[str, Any], new_token_ids: list[int]
-    ) -> object:
-        """What the talker reads of a step of a spoken answer.
-
-        Args:
-            news: As of ``new_text``.
-        """
+    def _for_talker(self, request: EngineRequest, new_token_ids: list[int]) -> object:
+        """What the talker reads of a step of a spoken answer: its tokens, without reasoning and calls."""
 
     def build_request(self, payload: StagePayload) -> EngineRequest | Future[EngineRequest]:
         """
@@ -98,8 +91,8 @@ class MediaThinker(ABC):
         news = new_text(request)
         messages = with_logprobs(text_chunks(payload, news), request, self._token_bytes)
         if answers_in_speech(payload.request):
-            heard = self._for_talker(request, news, new_token_ids)
-            messages.append(OutgoingMessage(request.request_id, "stream", heard, "talker"))
+            spoken = self._for_talker(request, new_token_ids)
+            messages.append(OutgoingMessage(request.request_id, "stream", spoken, "talker"))
         return messages
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:

@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class ThinkerRows(TypedDict):
-    """thinker -> talker, a stream: new tokens of the answer, and hidden states of the tokens before them.
+    """thinker -> talker, a stream: tokens of the answer's content, and their hidden states as they come.
 
     Attributes:
         token_ids: n tokens; usually one.
-        rows: (m, H), the thinker's last hidden states: in the first item of all T tokens of the prompt and
-            of the answer's tokens but the last, in later ones of the last token before and of the new ones
-            but the last. Empty if there is no new token.
+        rows: (m, H), the thinker's last hidden states of the next tokens, first of all T tokens of the
+            prompt: of one token after the other, none before the token itself. The answer's last token has
+            none.
     """
 
     token_ids: list[int]

@@ -84,12 +84,6 @@ def check_params(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, *, has_
     request_params.thinker_sampling(request, checkpoint)
     if not request_params.is_spoken(request, has_talker=has_talker and checkpoint.talker is not None):
         return
-    if request.params.get("tools"):
-        raise RequestError(
-            "tools: this model's talker reads an answer as it is written, calls too: ask for text only",
-            param="tools",
-            code="unsupported_value",
-        )
     voice_of(request, checkpoint)
     most = talker_sampling(request, checkpoint).max_new_tokens
     assert most is not None, "the defaults set it"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
+from sglang_omni.answers.content_tokens import ContentTokens
 from sglang_omni.engines import EngineRequest
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.models.multimodal.payloads import ThinkerInput
 from sglang_omni.models.multimodal.thinker import MediaThinker
 from sglang_omni.models.qwen2_5_omni.payloads import ThinkerRows
+from sglang_omni.models.text_answer import content_tokens
 from sglang_omni.preprocessing.request import answers_in_speech
 from sglang_omni.proto import StagePayload
 
@@ -28,12 +27,34 @@ class RowsThinker(MediaThinker):
             state.wants_rows = True
         return state
 
-    def _for_talker(
-        self, request: EngineRequest, news: Mapping[str, Any], new_token_ids: list[int]
-    ) -> ThinkerRows:
-        assert isinstance(request.state, ThinkerState)
-        parts = request.state.take_rows()
+    def _for_talker(self, request: EngineRequest, new_token_ids: list[int]) -> ThinkerRows:
+        state = request.state
+        assert isinstance(state, ThinkerState)
+        content = content_tokens(request)
+        if content is None:
+            return ThinkerRows(token_ids=new_token_ids, rows=self._joined(state.take_rows()))
+        return self._content(request, state, content)
+
+    def _content(self, request: EngineRequest, state: ThinkerState, content: ContentTokens) -> ThinkerRows:
+        """The next tokens that are content with their own rows, which come a step later than they do. The
+        answer's last token has none, and is not spoken."""
+        prompt = len(request.prompt_token_ids)
+        # Of the sequence's tokens, the first whose row was not taken.
+        start = state.num_rows - sum(map(len, state.rows))
+        first, flags = content.take(state.num_rows - prompt)
+        stop = prompt + first + len(flags)
+        rows = self._joined(state.take_rows())
+        if stop - start < len(rows):
+            state.rows.append(rows[stop - start :])
+        known = rows[: stop - start]
+        if not all(flags):
+            is_kept = [True] * max(0, prompt - start) + flags
+            known = known[torch.tensor(is_kept)]
+        ids = request.output_token_ids[first:]
+        spoken = [token for token, is_content in zip(ids, flags, strict=False) if is_content]
+        return ThinkerRows(token_ids=spoken, rows=known)
+
+    def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
         if not parts:
-            parts = [torch.zeros(0, self._config.hidden_size)]
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return ThinkerRows(token_ids=new_token_ids, rows=rows)
+            return torch.zeros(0, self._config.hidden_size)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -9,9 +9,10 @@ if TYPE_CHECKING:
 
 
 class ThinkerText(TypedDict):
-    """thinker -> talker, a stream: new tokens of the answer.
+    """thinker -> talker, a stream: new tokens of the answer's content.
 
     Attributes:
+        token_ids: As they were sampled; at last also the answer's last token, which is not spoken.
         media_hidden: (m, H), the thinker's hidden states at the placeholders of media, in the first item of a
             prompt with media; None in other items.
     """
