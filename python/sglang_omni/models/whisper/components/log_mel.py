@@ -16,14 +16,14 @@ from sglang_omni.models.transcription.recording import SAMPLE_RATE, SoundReader
 # below the loudest possible above -6.
 _SILENCE = -7.0
 # Decoded at once, beyond what is needed.
-_AHEAD_SAMPLES = 10 * SAMPLE_RATE
+_AHEAD_SAMPLES = 90 * SAMPLE_RATE
 
 
 class HeardWindow(NamedTuple):
     """A stretch of a recording.
 
     Attributes:
-        features: (num_bins, window_frames) float32; zeros behind the recording's end.
+        features: (num_bins, window_frames) float32.
         num_frames: Those of the recording.
         is_silent: True if there is no sound in them.
     """
@@ -34,10 +34,14 @@ class HeardWindow(NamedTuple):
 
 
 class MelReader:
-    """The spectrogram of one recording, window by window.
+    """The spectrogram of one recording, window by window, as ``WhisperFeatureExtractor`` has it.
 
-    Frames are in relation to the loudest sound so far, OpenAI's to the loudest of the whole recording: the
-    same if that comes early, and else different in what is 80 dB quieter, where there is nothing to hear.
+    A recording of one window at most is filled up with silence, so that its features go on behind its end.
+    Those of a longer one are its own alone; what a window has behind them is 0.
+
+    Frames are in relation to the loudest sound of the first window and the 90 s after it, and then of what
+    has been decoded so far; in transformers, to the loudest of the whole recording. In longer recordings,
+    what is 80 dB quieter may therefore differ, where there is nothing to hear.
 
     Args:
         window_frames: Frames of a window.
@@ -74,9 +78,11 @@ class MelReader:
         self._first = start
         frames = self._frames[:, : self._window_frames]
         count = frames.shape[1]
-        is_silent = count == 0 or float(frames.max()) < _SILENCE
-        features = in_relation(frames, self._loudest)
-        return HeardWindow(pad(features, (0, self._window_frames - count)), count, is_silent)
+        if self._sound.ended:
+            count = max(0, min(count, self._num_frames - start))
+        is_silent = count == 0 or float(frames[:, :count].max()) < _SILENCE
+        features = pad(in_relation(frames, self._loudest), (0, self._window_frames - frames.shape[1]))
+        return HeardWindow(features, count, is_silent)
 
     def _make(self, stop: int) -> None:
         """Makes the frames before ``stop``, as far as the recording goes."""
@@ -84,6 +90,11 @@ class MelReader:
         while self._first + self._frames.shape[1] < stop and not self._sound.ended:
             missing = stop - self._first - self._frames.shape[1]
             new = torch.from_numpy(self._sound.read(missing * filters.hop + _AHEAD_SAMPLES))
+            total = self._sound.num_samples
+            if self._sound.ended and total < self._window_frames * filters.hop:
+                # It has been read in one go.
+                total = self._window_frames * filters.hop
+                new = pad(new, (0, total - len(new)))
             if self._samples is None:
                 # As if the recording came to its beginning backwards, and so at its end.
                 self._samples = torch.cat([new[1 : half + 1].flip(0), new])
@@ -96,13 +107,20 @@ class MelReader:
             count = (len(self._samples) - filters.fft) // filters.hop + 1
             if self._sound.ended:
                 # The transform has a frame at the very end, which Whisper leaves out.
-                count = min(count, self._sound.num_samples // filters.hop - self._made)
+                count = min(count, total // filters.hop - self._made)
             if count <= 0:
                 continue
             frames = filters.log_power(self._samples[: (count - 1) * filters.hop + filters.fft])
             self._samples = self._samples[count * filters.hop :]
             self._loudest = max(self._loudest, float(frames.max()))
             self._frames = torch.cat([self._frames, frames], dim=1)
+
+    @property
+    def _num_frames(self) -> int:
+        """Those of the whole recording, once it has been read."""
+        hop, samples = self._filters.hop, self._sound.num_samples
+        # What is left of a hop is in the silence's first frame, if there is silence.
+        return samples // hop if samples >= self._window_frames * hop else -(-samples // hop)
 
     @property
     def _made(self) -> int:
