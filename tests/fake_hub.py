@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
             ]
             self._send(200, {}, json.dumps(files).encode(), body=body)
         else:
-            siblings = [{"rfilename": name, "size": len(data)} for name, data in self._files(repo)]
+            siblings = [{"rfilename": name} for name, _ in self._files(repo)]
             info = {"_id": "1", "id": repo, "sha": SHA, "siblings": siblings, "private": False}
             self._send(200, {}, json.dumps(info).encode(), body=body)
 

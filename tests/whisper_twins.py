@@ -15,15 +15,27 @@ from sglang_omni.models.whisper.preprocess import WhisperPreprocessor
 from sglang_omni.models.whisper.stages import create_transcribe
 from sglang_omni.preprocessing.text import load_tokenizer
 
-_STAGE = ("max_running_requests", "timestamps", "windows_at_once")
+_STAGE = ("max_running_requests", "timestamps", "windows_at_once", "fallback")
 
 
 class Piece(NamedTuple):
-    """A segment with a text."""
+    """A segment with a text.
+
+    Attributes:
+        token_times: As transformers tells them, in seconds of the recording; empty if that was not wanted.
+        is_first: True for the first segment of a window.
+    """
 
     start: float
     end: float
     tokens: list[int]
+    token_times: list[float]
+    is_first: bool
+
+    @property
+    def told(self) -> tuple[float, float, list[int]]:
+        """What a segment of the answer tells of it, too."""
+        return self.start, self.end, self.tokens
 
 
 @dataclass
@@ -35,29 +47,55 @@ class WhisperTwins:
     def __post_init__(self) -> None:
         from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration
 
-        self.model = WhisperForConditionalGeneration.from_pretrained(self.path).eval()
+        self.model = WhisperForConditionalGeneration.from_pretrained(self.path, dtype="float32").eval()
         self.extractor = WhisperFeatureExtractor.from_pretrained(self.path)
         self.tokenizer = load_tokenizer(self.path)
 
     def features(self, samples: NDArray[np.float32]) -> Any:
-        """(1, num_mel_bins, frames), without silence at the end."""
-        return self.extractor(
-            [samples], return_tensors="pt", truncation=False, padding="longest", sampling_rate=RATE
-        )["input_features"]
+        """(1, num_mel_bins, frames): with silence up to a whole window, or those of a longer recording."""
+        return self._extracted(samples)["input_features"]
 
-    def expected(self, samples: NDArray[np.float32], **options: Any) -> list[Piece]:
+    def _extracted(self, samples: NDArray[np.float32], **options: Any) -> Any:
+        padding = "max_length" if len(samples) <= self.extractor.n_samples else "longest"
+        return self.extractor(
+            [samples],
+            return_tensors="pt",
+            truncation=False,
+            padding=padding,
+            sampling_rate=RATE,
+            **options,
+        )
+
+    def expected(self, samples: NDArray[np.float32], **options: Any) -> list[tuple[float, float, list[int]]]:
         """The segments of ``generate`` that say something."""
-        return [piece for piece in self.written(samples, **options) if self.text(piece.tokens)]
+        return [piece.told for piece in self.written(samples, **options) if self.text(piece.tokens)]
 
     def written(self, samples: NDArray[np.float32], **options: Any) -> list[Piece]:
-        """All segments of ``generate``, those of nothing but white space too."""
-        answer = self.model.generate(
-            self.features(samples), return_timestamps=True, return_segments=True, **options
-        )
-        return [
-            Piece(round(float(each["start"]), 3), round(float(each["end"]), 3), each["tokens"].tolist())
-            for each in answer["segments"][0]
-        ]
+        """All segments of ``generate``, those of nothing but white space too.
+
+        It goes on in the silence behind a recording of less than a window, which is left out here; and says
+        that a segment without an end goes on to the window's, which is the recording's here.
+        """
+        inputs = self._extracted(samples, return_attention_mask=True)
+        answer = self.model.generate(**inputs, return_timestamps=True, return_segments=True, **options)
+        begin = self.model.generation_config.no_timestamps_token_id + 1
+        num_frames = int(inputs["attention_mask"].sum())
+        pieces: list[Piece] = []
+        at, before = 0, 0
+        for each in answer["segments"][0]:
+            tokens, start, end = each["tokens"].tolist(), float(each["start"]), float(each["end"])
+            # Within a window, the tokens of a segment follow those of the one before.
+            if is_first := not pieces or each["idxs"][0] != before:
+                at = round(100 * (start - 0.02 * (tokens[0] - begin)))
+            before = each["idxs"][1]
+            if at >= num_frames:
+                break
+            times = [token for token in tokens if token >= begin]
+            if is_first and times == [begin]:
+                end = 0.01 * at + 0.02 * ((num_frames - at) // 2)
+            told = each["token_timestamps"].tolist() if "token_timestamps" in each else []
+            pieces.append(Piece(round(start, 3), round(end, 3), tokens, told, is_first))
+        return pieces
 
     def text(self, tokens: list[int]) -> str:
         """Without times, and without white space at the ends."""
@@ -66,7 +104,9 @@ class WhisperTwins:
         return text.strip()
 
     def ours(self, sounds: list[NDArray[np.float32]], **options: Any) -> list[Transcribed]:
-        stage = {name: options.pop(name) for name in list(options) if name in _STAGE}
+        """Answers of the stages. Without fallback, unless that is wanted: what is drawn is not comparable."""
+        stage = {"fallback": False}
+        stage |= {name: options.pop(name) for name in list(options) if name in _STAGE}
         checkpoint = WhisperCheckpoint.from_dir(self.path)
         preprocess = WhisperPreprocessor(checkpoint, self.tokenizer, max_bytes=1 << 26)
         scheduler = create_transcribe(str(self.path), num_threads=1, **stage)

@@ -127,7 +127,7 @@ def download(
     with _explained(repo_id, revision):
         # By its patterns: without a network only huggingface_hub knows which settings the cache lacks.
         _snapshot(repo_id, wanted.commit, [*_SETTINGS, *(glob.escape(file.name) for file in wanted.weights)])
-    logger.info("%s is in %s", _named(repo_id, revision).rstrip(","), wanted.directory)
+    logger.info("%s is in %s", repo_id, wanted.directory)
     return wanted.directory
 
 
@@ -135,8 +135,7 @@ def _plan(repo_id: str, revision: str | None, own_files: OwnFiles, *, weights: b
     with _explained(repo_id, revision):
         from huggingface_hub import constants
 
-        at = _named(repo_id, revision).rstrip(",")
-        logger.info("Looking up %s on %s, cache %s", at, constants.ENDPOINT, constants.HF_HUB_CACHE)
+        logger.info("Looking up %s on %s, cache %s", repo_id, constants.ENDPOINT, constants.HF_HUB_CACHE)
         directory = _snapshot(repo_id, revision, _FIRST)
         files, unreachable = _listing(repo_id, directory)
     small = tuple(files[name] for name in _matching(files, _SETTINGS))
@@ -168,8 +167,8 @@ def _listing(repo_id: str, directory: Path) -> tuple[dict[str, RepoFile], Except
     from huggingface_hub import HfApi
 
     try:
-        info = HfApi().model_info(repo_id, revision=directory.name, files_metadata=True)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        tree = HfApi().list_repo_tree(repo_id, recursive=True, revision=directory.name)
+        sizes = {item.path: item.size for item in tree if hasattr(item, "size")}
     except Exception as exc:  # noqa: BLE001
         # Whatever keeps the hub from answering: what is in the cache can be served nevertheless.
         logger.info("%s: the hub does not answer (%s), so the cache is used", repo_id, exc)
@@ -204,7 +203,7 @@ def _explained(repo_id: str, revision: str | None) -> Iterator[None]:
         from huggingface_hub import constants, errors
     except ImportError:
         raise HubError(f"{repo_id}: the hub needs huggingface_hub:\n  {install_line('serve')}") from None
-    at = _named(repo_id, revision)
+    at = repo_id if revision is None else f"{repo_id}, revision {revision!r},"
     try:
         yield
     except errors.GatedRepoError as exc:
@@ -230,10 +229,6 @@ def _explained(repo_id: str, revision: str | None) -> Iterator[None]:
     except Exception as exc:
         # The errors of a connection have another class in each version of huggingface_hub.
         raise HubError(_broken(at, exc)) from exc
-
-
-def _named(repo_id: str, revision: str | None) -> str:
-    return repo_id if revision is None else f"{repo_id}, revision {revision!r},"
 
 
 def _unreachable(repo_id: str, at: str, exc: Exception, *, offline: bool) -> str:

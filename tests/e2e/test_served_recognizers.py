@@ -85,8 +85,24 @@ def test_streams_join_to_the_whole(client: openai.OpenAI, response_format: Any) 
         assert events[-1].type == "transcript.text.done"
         assert "".join(event.delta for event in events[:-1]) == events[-1].text == whole.text
         if response_format == "verbose_json":
+            assert not any("words" in event.to_dict() for event in events)
             told = [segment for event in events[:-1] for segment in event.to_dict().get("segments", ())]
             assert [segment["text"] for segment in told] == [segment.text for segment in whole.segments]
+
+
+def test_words_are_told_if_they_are_wanted(client: openai.OpenAI) -> None:
+    plain = transcribe(client, 4, language="en", response_format="verbose_json")
+    options: dict[str, Any] = {"language": "en", "response_format": "verbose_json"}
+    words = transcribe(client, 4, timestamp_granularities=["word"], **options)
+    assert words.segments is None
+    assert words.text == plain.text
+    assert "".join(word.word for word in words.words) == "".join(plain.text.split())
+    both = transcribe(client, 4, timestamp_granularities=["word", "segment"], **options)
+    assert both.words == words.words
+    assert [segment.text for segment in both.segments] == [segment.text for segment in plain.segments]
+    events = list(transcribe(client, 4, timestamp_granularities=["word"], stream=True, **options))
+    sent = [word for event in events[:-1] for word in event.to_dict().get("words", ())]
+    assert sent == [word.to_dict() for word in words.words]
 
 
 def test_translation_and_prompt(client: openai.OpenAI) -> None:
@@ -133,7 +149,7 @@ def requests_in(server: Fleet) -> float:
     [
         ({"language": "xx"}, "language", "'xx' is not among the 6"),
         ({"prompt": "word " * 5000}, "prompt", "25000 characters"),
-        ({"timestamp_granularities": ["word"], "response_format": "verbose_json"}, None, "times of words"),
+        ({"timestamp_granularities": ["word"], "response_format": "json"}, None, "only with response_format"),
     ],
 )
 def test_wrong_requests(client: openai.OpenAI, options: Any, param: str | None, said: str) -> None:

@@ -85,6 +85,6 @@ def subject(folder: Path, seed: int, shape: str, engine: str) -> Subject:
     torch.set_num_threads(1)
     path = make(folder, seed, **SHAPES[shape])
     config = default_config(str(path))
-    config.runtime_overrides = {"transcribe": {"num_threads": 1}}
+    config.runtime_overrides = {"transcribe": {"num_threads": 1, "fallback": False}}
     multilingual = SHAPES[shape].get("multilingual", True)
     return Subject(config, Heard(WhisperTwins(path)), cases(seed, multilingual=multilingual), {"read": _read})

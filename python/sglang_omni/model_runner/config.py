@@ -223,8 +223,7 @@ def _sliding(fields: Mapping[str, Any], family: str) -> tuple[int | None, frozen
             raise UnsupportedDecoder("use_sliding_window: these layers attend the whole context")
         return None, frozenset()
     window = fields.get("sliding_window", _WINDOWS[family]) if uses else None
-    first = fields.get("max_window_layers")
-    first = 28 if first is None else int(first)
+    first = int(fields.get("max_window_layers", 28))
     kinds = fields.get("layer_types")
     if family == "qwen3_moe":
         first, kinds = 0, None

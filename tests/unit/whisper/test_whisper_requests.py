@@ -38,7 +38,6 @@ def preprocessed(twins, task="transcription", inputs=None, **params):
         ("english", "transcription", {"prompt": "a" * 20_000}, "prompt", "20000 characters"),
         ("english", "transcription", {"temperature": 9}, "temperature", "temperature"),
         ("english", "transcription", {"top_k": 3}, "top_k", "no effect"),
-        ("english", "transcription", {"word_timestamps": True}, "word_timestamps", "no effect"),
         ("english", "speech", {}, None, "does no speech"),
     ],
 )
@@ -46,6 +45,25 @@ def test_wrong_requests(whispers, model, task, params, param, said):
     with pytest.raises(RequestError, match=said) as caught:
         preprocessed(whispers[model], task, **params)
     assert caught.value.param == param
+
+
+def test_words_have_times_if_the_checkpoint_has_heads_that_follow_them(whispers, tmp_path):
+    twins = whispers["english"]
+    assert preprocessed(twins, word_timestamps=True)["word_timestamps"]
+    assert not preprocessed(twins)["word_timestamps"]
+    file = tmp_path / "other" / "generation_config.json"
+    shutil.copytree(twins.path, file.parent)
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings, "alignment_heads": [[9, 0]]}))
+    with pytest.raises(ValueError, match=r"alignment_heads has \[9, 0\], but .* 3 layers of 4 heads"):
+        WhisperCheckpoint.from_dir(file.parent)
+    del settings["alignment_heads"]
+    file.write_text(json.dumps(settings))
+    without = type(twins)(file.parent)
+    assert not preprocessed(without)["word_timestamps"]
+    with pytest.raises(RequestError, match=r"has no alignment_heads.* leave 'word' out") as caught:
+        preprocessed(without, word_timestamps=True)
+    assert caught.value.param == "timestamp_granularities[]"
 
 
 def test_what_is_prepared(whispers):
@@ -87,7 +105,7 @@ def test_one_bad_recording_and_an_abort_among_others(whispers):
     twins = whispers["multilingual"]
     sounds = [tones(seed, 4.0) for seed in range(4)]
     alone = [twins.ours([sound], language="en")[0].result["text"] for sound in sounds]
-    scheduler = create_transcribe(str(twins.path), num_threads=1, max_running_requests=3)
+    scheduler = create_transcribe(str(twins.path), num_threads=1, max_running_requests=3, fallback=False)
 
     def send(name, file):
         request = OmniRequest(None, {"stream": True}, {"task": "transcription"})

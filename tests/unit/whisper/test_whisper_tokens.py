@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def test_eight_recordings_at_once(whispers):
     """Recordings of one to four windows, which begin at different steps."""
     twins = whispers["multilingual"]
     expected = [twins.expected(sound, **ENGLISH) for sound in SOUNDS]
-    assert len({token for pieces in expected for piece in pieces for token in piece.tokens}) > 30
+    assert len({token for pieces in expected for *_, tokens in pieces for token in tokens}) > 30
     answers = twins.ours(SOUNDS, language="english")
     for answer, pieces, seconds in zip(answers, expected, LENGTHS, strict=True):
         assert told(answer) == pieces
@@ -146,6 +147,92 @@ def test_drawn_text_depends_on_the_seed_alone(whispers):
         assert {segment["temperature"] for segment in answer.result["segments"]} == {0.8}
     assert told(together[2]) != told(twins.ours([SOUNDS[2]], **{**options, "seed": 6})[0])
     assert told(together[2]) != told(twins.ours([SOUNDS[2]], language="en")[0])
+
+
+def doubtful_if_below(twins, path, threshold):
+    """The same checkpoint, whose windows are written again below that mean log-probability, silent or not."""
+    shutil.copytree(twins.path, path)
+    file = path / "generation_config.json"
+    settings = {"logprob_threshold": threshold, "no_speech_threshold": 1.0}
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    return type(twins)(path)
+
+
+def test_doubtful_windows_are_written_again(whispers, tmp_path):
+    """At rising temperatures until they are likely enough, and always to the same text; others stay."""
+    twins = whispers["english"]
+    sounds = [tones(seed, 2.9) for seed in range(30, 42)]
+    plain = twins.ours(sounds, language="en")
+    first = [answer.result["segments"][0] for answer in plain]
+    threshold = sorted(each["avg_logprob"] for each in first)[6] - 1e-4
+    doubtful = doubtful_if_below(twins, tmp_path / "doubtful", threshold)
+    answers = doubtful.ours(sounds, language="en", fallback=True)
+    temperatures = set()
+    for answer, likeliest in zip(answers, first, strict=True):
+        assert answer.streamed == answer.result["text"]
+        written = answer.result["segments"][0]
+        if likeliest["avg_logprob"] >= threshold and likeliest["compression_ratio"] <= 2.4:
+            assert (written["tokens"], written["temperature"]) == (likeliest["tokens"], 0.0)
+        elif written["temperature"] < 1.0:
+            assert (written["avg_logprob"], 2.4) >= (threshold, written["compression_ratio"])
+        temperatures.add(written["temperature"])
+    assert {0.0, 1.0} <= temperatures <= {0.0, 0.2, 0.4, 0.6, 0.8, 1.0}
+    again = doubtful.ours(sounds[::-1], language="en", fallback=True, max_running_requests=3)
+    assert [told(each) for each in again[::-1]] == [told(each) for each in answers]
+    seeded = doubtful.ours(sounds, language="en", fallback=True, seed=1)
+    assert [told(each) for each in seeded] != [told(each) for each in answers]
+    # A request's own temperature is the only one.
+    drawn = doubtful.ours(sounds, language="en", fallback=True, temperature=0.1)
+    assert {each["temperature"] for answer in drawn for each in answer.result["segments"]} == {0.1}
+
+
+def test_repetitions_are_written_again(whispers, monkeypatch):
+    """At each temperature in turn; if even the last one repeats itself, its text is taken."""
+    from sglang_omni.models.whisper import transcribe
+    from sglang_omni.models.whisper.components import fallback
+
+    twins = whispers["multilingual"]
+    (answer,) = twins.ours(SOUNDS[1:2], language="en", fallback=True)
+    assert "".join(chunk["text"] for chunk in answer.chunks) == answer.result["text"]
+    ratios = [each["compression_ratio"] for each in answer.result["segments"]]
+    assert max(ratios) <= 2.4
+    monkeypatch.setattr(fallback, "_MOST_COMPRESSION", 0.01)
+    (answer,) = twins.ours(SOUNDS[1:2], language="en", fallback=True)
+    assert {each["temperature"] for each in answer.result["segments"]} == {1.0}
+    doubts = cycle([True, True, False])
+    monkeypatch.setattr(transcribe, "is_doubtful", lambda *_: next(doubts))
+    (answer,) = twins.ours(SOUNDS[1:2], language="en", fallback=True)
+    assert {each["temperature"] for each in answer.result["segments"]} == {0.4}
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_text_is_sent_once_it_is_settled(whispers, tmp_path, fallback):
+    """With each token, or with each window that may be written again."""
+    likely = doubtful_if_below(whispers["english"], tmp_path / "likely", -99.0)
+    sounds = [tones(seed, 2.9) for seed in range(30, 34)]
+    answers = likely.ours(sounds, language="en", fallback=fallback)
+    windows = sum(len({each["seek"] for each in answer.result["segments"]}) for answer in answers)
+    sent = sum(bool(chunk["text"]) for answer in answers for chunk in answer.chunks)
+    # The last piece may come at the end of all.
+    assert (sent > windows + len(sounds)) is not fallback
+    assert [answer.streamed for answer in answers] == [answer.result["text"] for answer in answers]
+
+
+def test_config_forces_no_language(whispers, tmp_path):
+    """Old conversions name English in config.json; transformers, given a task, does not look there either."""
+    twins = whispers["multilingual"]
+    path = tmp_path / "tuned"
+    shutil.copytree(twins.path, path)
+    ids = twins.model.generation_config
+    forced = [[1, ids.lang_to_id["<|en|>"]], [2, ids.task_to_id["transcribe"]]]
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"forced_decoder_ids": forced}))
+    tuned = type(twins)(path)
+    sounds = [SOUNDS[0], SOUNDS[2], SOUNDS[4], SOUNDS[5]]
+    answers = tuned.ours(sounds)
+    for answer, sound in zip(answers, sounds, strict=True):
+        assert told(answer) == tuned.expected(sound, task="transcribe")
+    assert {answer.result["language"] for answer in answers} - {"en"}
 
 
 def test_silence_has_no_text(whispers):

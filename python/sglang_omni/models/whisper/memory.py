@@ -13,6 +13,8 @@ from sglang_omni.models.whisper.components.checkpoint import WhisperCheckpoint
 
 MAX_RUNNING_REQUESTS = 16
 WINDOWS_AT_ONCE = 8
+# Of which the times of words are looked up in one batch.
+TEXTS_ALIGNED_AT_ONCE = 4
 # cuDNN, cuBLAS and what an allocator keeps.
 _LIBRARIES = 256 * MIB
 
@@ -27,7 +29,8 @@ def transcribe_demand(model_path: str | Path, args: Mapping[str, Any]) -> Memory
     Raises:
         FileNotFoundError, ValueError: The checkpoint's weights or config cannot be read.
     """
-    shape, dtype = WhisperCheckpoint.from_dir(model_path).shape, dtype_of(args)
+    checkpoint, dtype = WhisperCheckpoint.from_dir(model_path), dtype_of(args)
+    shape = checkpoint.shape
     running = int(args.get("max_running_requests") or MAX_RUNNING_REQUESTS)
     windows = int(args.get("windows_at_once") or WINDOWS_AT_ONCE)
     kept = 2 * shape.decoder_layers * (shape.positions + shape.context_length) * shape.hidden_size
@@ -36,7 +39,10 @@ def transcribe_demand(model_path: str | Path, args: Mapping[str, Any]) -> Memory
     heard = windows * shape.positions * (8 * shape.hidden_size + 2 * shape.encoder_ffn)
     # Logits, probabilities and their sorted copies, in float32.
     sampling = 4 * 4 * running * shape.vocab_size
+    # Attention of each of the heads that follow the sound, and its scores, in float32.
+    looks = (len(checkpoint.alignment_heads) + shape.decoder_heads) * shape.positions * shape.context_length
+    aligning = 4 * TEXTS_ALIGNED_AT_ONCE * looks
     return MemoryDemand(
         weights=loaded_bytes(tensor_sizes(model_path), dtype=dtype),
-        workspace=_LIBRARIES + sampling + (running * kept + heard) * ITEM_BYTES[dtype],
+        workspace=_LIBRARIES + sampling + aligning + (running * kept + heard) * ITEM_BYTES[dtype],
     )

@@ -30,8 +30,9 @@ class WhisperInput(TypedDict):
         before: Tokens of text that came before, with their mark; empty if there is none.
         language: Its code; None if it is to be found out, or the model knows one language.
         translate: Whether the transcript is in English.
-        temperature: 0 chooses the likeliest token.
+        temperature: 0 chooses the likeliest token, unless the text is then doubtful.
         seed: None for another draw each time.
+        word_timestamps: True if words have times.
     """
 
     audio: bytes
@@ -40,6 +41,7 @@ class WhisperInput(TypedDict):
     translate: bool
     temperature: float
     seed: int | None
+    word_timestamps: bool
 
 
 class WhisperPreprocessor:
@@ -87,6 +89,7 @@ class WhisperPreprocessor:
             translate=task == "translation",
             temperature=float(params.get("temperature") or 0.0),
             seed=params.get("seed"),
+            word_timestamps=self._word_timestamps(params.get("word_timestamps")),
         )
         return without_inputs(payload, data)
 
@@ -113,6 +116,16 @@ class WhisperPreprocessor:
                 code="unsupported_value",
             )
         return code
+
+    def _word_timestamps(self, wanted: bool | None) -> bool:
+        if wanted and not self._checkpoint.alignment_heads:
+            raise RequestError(
+                "timestamp_granularities[]: the generation_config.json of this model has no alignment_heads, "
+                "from which the times of words are found; leave 'word' out, or add them",
+                param="timestamp_granularities[]",
+                code="unsupported_parameter",
+            )
+        return bool(wanted)
 
     def _before(self, prompt: str | None, check: Check) -> list[int]:
         if prompt is None or not prompt.strip():

@@ -42,6 +42,7 @@ def create_transcribe(
     reader_threads: int = 2,
     max_audio_seconds: float = 14_400.0,
     timestamps: bool = True,
+    fallback: bool = True,
 ) -> StreamScheduler:
     """The stage from a recording to its text.
 
@@ -58,6 +59,7 @@ def create_transcribe(
         max_audio_seconds: Length of a recording.
         timestamps: False for a checkpoint that was tuned without times: a recording is then cut every 30 s,
             and a segment is a window.
+        fallback: False sends text with each token, and never writes a doubtful window again.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -65,6 +67,7 @@ def create_transcribe(
 
     from sglang_omni.model_runner.loader import DTYPES
     from sglang_omni.models.transcription.mel import MelFilters
+    from sglang_omni.models.whisper.components.fallback import TEMPERATURES
     from sglang_omni.models.whisper.components.steps import WhisperModel
     from sglang_omni.models.whisper.transcribe import WhisperLimits, WhisperSession
     from sglang_omni.preprocessing.text import load_tokenizer
@@ -85,8 +88,9 @@ def create_transcribe(
         filters = MelFilters.from_dir(checkpoint.path, checkpoint.shape.num_mel_bins)
     readers = ThreadPoolExecutor(reader_threads, "reader")
     limits = WhisperLimits(seconds=max_audio_seconds, windows_at_once=windows_at_once)
+    temperatures = TEMPERATURES if fallback else TEMPERATURES[:1]
     return StreamScheduler(
-        lambda: WhisperSession(checkpoint, model, tokenizer, filters, readers, limits),
+        lambda: WhisperSession(checkpoint, model, tokenizer, filters, readers, limits, temperatures),
         expects_stream=lambda _: False,
         wants_chunks=lambda payload: wants_stream(payload.request),
         batch_compute_fn=model.compute,

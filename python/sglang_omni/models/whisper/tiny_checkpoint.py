@@ -121,6 +121,11 @@ def _write_configs(directory: Path, tiny: TinyWhisperShape, ids: dict[str, int],
         "begin_suppress_tokens": [first_space, end],
         "is_multilingual": tiny.multilingual,
         "max_initial_timestamp_index": 50,
+        "alignment_heads": [
+            [layer, head]
+            for layer in range(tiny.decoder_layers // 2, tiny.decoder_layers)
+            for head in range(tiny.decoder_attention_heads)
+        ],
         "no_timestamps_token_id": ids["<|notimestamps|>"],
         "prev_sot_token_id": ids["<|startofprev|>"],
         "return_timestamps": False,

@@ -14,6 +14,7 @@ from sglang_omni.preprocessing.languages import language_code
 FRAMES_PER_POSITION = 2
 # As the authors' own program decides that a window has no speech.
 _NO_SPEECH_THRESHOLD, _LOGPROB_THRESHOLD = 0.6, -1.0
+_MEDIAN_FILTER_WIDTH = 7
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,12 @@ class WhisperCheckpoint:
         stored_dtype: The dtype that ``config.json`` names.
         max_length: The most tokens of a window, prompt and all.
         max_new_tokens: The most new tokens of a window; None for as many as ``max_length`` leaves.
+        alignment_heads: Layers of the decoder, and heads of their look at the sound, that follow what is
+            said; none if the checkpoint does not name them.
+        median_filter_width: Positions over which these are smoothed.
         no_speech_threshold, logprob_threshold: A window has no speech if its probability of silence is above
-            the first and the mean log-probability of its tokens below the second.
+            the first and the mean log-probability of its tokens below the second. Below the second alone, it
+            is written again.
     """
 
     path: Path
@@ -93,6 +98,8 @@ class WhisperCheckpoint:
     stored_dtype: str | None
     max_length: int
     max_new_tokens: int | None
+    alignment_heads: tuple[tuple[int, int], ...]
+    median_filter_width: int
     no_speech_threshold: float
     logprob_threshold: float
 
@@ -110,7 +117,8 @@ class WhisperCheckpoint:
         """
         Raises:
             FileNotFoundError: ``config.json`` is missing.
-            ValueError: It is not Whisper's, or lacks a field.
+            ValueError: It is not Whisper's, or lacks a field; or ``generation_config.json`` names heads that
+                there are not.
         """
         directory = Path(path)
         fields = _read(directory / "config.json")
@@ -133,6 +141,8 @@ class WhisperCheckpoint:
             stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
             max_length=min(int(limit), shape.context_length),
             max_new_tokens=generation.get("max_new_tokens"),
+            alignment_heads=_alignment_heads(generation, shape),
+            median_filter_width=fields.get("median_filter_width", _MEDIAN_FILTER_WIDTH),
             no_speech_threshold=_given(generation.get("no_speech_threshold"), _NO_SPEECH_THRESHOLD),
             logprob_threshold=_given(generation.get("logprob_threshold"), _LOGPROB_THRESHOLD),
         )
@@ -186,15 +196,26 @@ def _tokens(fields: Mapping[str, Any], generation: Mapping[str, Any]) -> Whisper
         max_initial_timestamp=generation.get("max_initial_timestamp_index"),
         languages=languages if multilingual else {},
         tasks=dict(of("task_to_id") or {}) if multilingual else {},
-        default_language=_default_language(fields, generation, languages) if multilingual else None,
+        default_language=_default_language(generation, languages) if multilingual else None,
     )
 
 
-def _default_language(
-    fields: Mapping[str, Any], generation: Mapping[str, Any], languages: Mapping[str, int]
-) -> str | None:
+def _alignment_heads(generation: Mapping[str, Any], shape: WhisperShape) -> tuple[tuple[int, int], ...]:
+    heads = tuple((layer, head) for layer, head in generation.get("alignment_heads") or ())
+    for layer, head in heads:
+        if not (0 <= layer < shape.decoder_layers and 0 <= head < shape.decoder_heads):
+            raise ValueError(
+                f"generation_config.json: alignment_heads has [{layer}, {head}], but the decoder of "
+                f"config.json has {shape.decoder_layers} layers of {shape.decoder_heads} heads; take those "
+                "of this model, or none"
+            )
+    return heads
+
+
+def _default_language(generation: Mapping[str, Any], languages: Mapping[str, int]) -> str | None:
     if isinstance(generation.get("language"), str):
         return language_code(generation["language"].strip("<|>"))
-    # An earlier form: pairs of a position and the token there.
-    forced = dict(generation.get("forced_decoder_ids") or fields.get("forced_decoder_ids") or ())
+    # An earlier form: pairs of a position and the token there. config.json may have them too: those of the
+    # first conversions, English whatever the checkpoint was tuned for.
+    forced = dict(generation.get("forced_decoder_ids") or ())
     return next((code for code, token in languages.items() if token == forced.get(1)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
@@ -111,7 +111,13 @@ class WhisperDecoder(nn.Module):
             cache.cross_keys[index, slots] = cross.split(cross.k_proj(heard))
             cache.cross_values[index, slots] = cross.split(cross.v_proj(heard))
 
-    def prefill(self, tokens: Tensor, cache: DecoderCache, slots: Tensor) -> Tensor:
+    def prefill(
+        self,
+        tokens: Tensor,
+        cache: DecoderCache,
+        slots: Tensor,
+        watch: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
         """The beginnings of texts, filled up at their ends to one length.
 
         What is computed for the filling is overwritten before it is read.
@@ -119,6 +125,7 @@ class WhisperDecoder(nn.Module):
         Args:
             tokens: (B, n) int64, from position 0.
             slots: (B,) int64.
+            watch: Called with a layer's index and what its look at the sound gets, (B, n, hidden_size).
 
         Returns:
             (B, n, hidden_size).
@@ -131,10 +138,40 @@ class WhisperDecoder(nn.Module):
             cache.keys[index, slots, :, :count] = keys
             cache.values[index, slots, :, :count] = values
             hidden = hidden + own.attend(query, keys, values, None, causal=True)
+            if watch is not None:
+                watch(index, hidden)
             hidden = self._rest(
                 layer, hidden, cache.cross_keys[index, slots], cache.cross_values[index, slots]
             )
         return self.layer_norm(hidden)
+
+    def attention(
+        self, tokens: Tensor, cache: DecoderCache, slots: Tensor, heads: Sequence[tuple[int, int]]
+    ) -> Tensor:
+        """How much each token of whole texts looks at each position of what was heard.
+
+        Args:
+            tokens, slots: As those of ``prefill``.
+            heads: Layers, and heads of their look at the sound.
+
+        Returns:
+            (B, len(heads), n, positions) float32.
+        """
+        layers = list(self._layers)
+        found: dict[tuple[int, int], Tensor] = {}
+
+        def watch(index: int, hidden: Tensor) -> None:
+            chosen = [head for layer, head in heads if layer == index]
+            if not chosen:
+                return
+            cross = layers[index].encoder_attn
+            query = cross.split(cross.q_proj(layers[index].encoder_attn_layer_norm(hidden)))[:, chosen]
+            scores = query @ cache.cross_keys[index, slots][:, chosen].transpose(-1, -2)
+            weights = (scores * query.shape[-1] ** -0.5).float().softmax(dim=-1)
+            found.update(zip([(index, head) for head in chosen], weights.unbind(1), strict=True))
+
+        self.prefill(tokens, cache, slots, watch)
+        return torch.stack([found[head] for head in heads], dim=1)
 
     def step(self, tokens: Tensor, places: Tensor, cache: DecoderCache, longest: int) -> Tensor:
         """One token of each of the first slots.

@@ -84,6 +84,22 @@ class NextToken(BatchItem):
     chosen: ChosenToken | None = None
 
 
+@dataclass(eq=False)
+class Alignment(BatchItem):
+    """A look back at what the tokens of a text were written from.
+
+    Attributes:
+        tokens: From position 0.
+        start: The index of the first whose attention is wanted.
+        attention: (heads, len(tokens) - start, positions) float32 on the host, afterwards.
+    """
+
+    slot: CacheSlot
+    tokens: list[int]
+    start: int
+    attention: Tensor | None = None
+
+
 class WhisperModel:
     """The networks with their cache. Its methods are called by one thread.
 
@@ -111,6 +127,7 @@ class WhisperModel:
         self.cache = DecoderCache(shape, num_slots, dtype, device)
         self.rules = DecodingRules(checkpoint.tokens, shape.vocab_size, times=times, device=device)
         self.tokens = checkpoint.tokens
+        self._heads = checkpoint.alignment_heads
         self._codes = list(self.tokens.languages)
         self._language_tokens = self._ints([self.tokens.languages[code] for code in self._codes])
 
@@ -128,6 +145,8 @@ class WhisperModel:
                 self._begin(items)
             case NextToken():
                 self._step(items)
+            case Alignment():
+                self._align(items)
 
     def _hear(self, items: Sequence[Hearing]) -> None:
         features = to_device(torch.stack([item.features for item in items]).to(self._dtype), self._device)
@@ -140,9 +159,7 @@ class WhisperModel:
             item.language = self._codes[best]
 
     def _begin(self, items: Sequence[Beginning]) -> None:
-        longest = max(len(item.tokens) for item in items)
-        filled = [item.tokens + [self.tokens.end] * (longest - len(item.tokens)) for item in items]
-        hidden = self._decoder.prefill(self._ints(filled), self.cache, self._slots(items))
+        hidden = self._decoder.prefill(self._filled(items), self.cache, self._slots(items))
         rows = torch.arange(len(items), device=self._device)
         last = hidden[rows, self._ints([len(item.tokens) - 1 for item in items])]
         if self.tokens.no_speech is not None:
@@ -161,6 +178,17 @@ class WhisperModel:
         longest = 1 + max(item.position for item in items)
         hidden = self._decoder.step(self._ints(tokens), self._ints(places), self.cache, longest)
         self._choose(hidden[self._slots(items)], items)
+
+    def _align(self, items: Sequence[Alignment]) -> None:
+        tokens, slots = self._filled(items), self._slots(items)
+        found = self._decoder.attention(tokens, self.cache, slots, self._heads)
+        for item, attention in zip(items, found, strict=True):
+            item.attention = attention[:, item.start : len(item.tokens)].cpu()
+
+    def _filled(self, items: Sequence[Beginning | Alignment]) -> Tensor:
+        """Their tokens, filled up to one length."""
+        longest = max(len(item.tokens) for item in items)
+        return self._ints([item.tokens + [self.tokens.end] * (longest - len(item.tokens)) for item in items])
 
     def _choose(self, hidden: Tensor, items: Sequence[Beginning | NextToken]) -> None:
         """The next tokens after ``hidden`` (n, hidden_size)."""

@@ -37,7 +37,8 @@ class TranscriptionForm(ApiModel):
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     """``verbose_json`` has the segments too; ``srt`` and ``vtt`` are subtitles."""
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """0 is the likeliest text, always the same; above it, the text is drawn."""
+    """0 is the likeliest text, always the same, though Whisper raises it by itself where it doubts that text;
+    above 0, the text is drawn."""
     stream: bool = False
     """Whether the text comes as server-sent events while the recording is heard."""
     timestamp_granularities: Annotated[list[Literal["segment", "word"]], at_most(4)] | None = None
