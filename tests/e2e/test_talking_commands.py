@@ -138,7 +138,7 @@ def test_a_conversation(fleet: Fleet, question: Path, tmp_path: Path) -> None:
         terminal.until(r"\(heard: What is the capital of France\?\)")
         terminal.until("\n> ")
         terminal.type("/voice bob\r")
-        terminal.until("no voice 'bob'; there are alloy")
+        terminal.until("no voice 'bob'; there are default, heart")
         terminal.type("/voice ash\r")
         terminal.until("> ")
         for name in ("talk.md", "answer.flac"):

@@ -18,7 +18,7 @@ from sglang_omni.config.memory import MemoryDemand, MemoryOfGpu, MemoryPlan
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.prompts import prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
-from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
+from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE
 from sglang_omni.models.speech_chat.config import BUNDLED, default_stages, speech_chat_env
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS, REQUEST_PARAMS_OF_MESSAGES
 from sglang_omni.packages import install_line
@@ -125,7 +125,7 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
     @property
     def voices(self) -> tuple[str, ...] | None:
         """The voices' names; None: those of a server are not known here."""
-        return self._spoken("voices", (DEFAULT_VOICE, "default", *OPENAI_VOICES))
+        return self._spoken("voices", (DEFAULT_VOICE, "default"))
 
     @property
     def spoken_languages(self) -> tuple[str, ...] | None:

@@ -15,7 +15,7 @@ class ServesConfig(StrictModel):
         tasks: Some of ``chat``, ``completion``, ``speech``, ``transcription`` and ``translation``; None: all.
         input_modalities: What chats may contain, of ``text``, ``image``, ``audio`` and ``video``; None: all.
         output_modalities: What it answers with, of ``text`` and ``audio``; None: both.
-        voices: Names of its voices, in any case; None: any name.
+        voices: Names of its voices, in any case, the default first; None: any name.
         spoken_languages: Codes of the languages that it speaks, such as ``en``; None: any.
     """
 

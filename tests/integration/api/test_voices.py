@@ -32,11 +32,14 @@ def refusal(answer: httpx.Response) -> tuple[int, str, str]:
 
 def test_the_list(http: httpx.Client, speech_chat: httpx.Client) -> None:
     own = http.get(PATH).json()
-    assert own == {"model": "scripted", "voices": ["default"], "languages": None, "uploaded_voices": []}
+    assert (own["model"], own["voices"], own["languages"]) == ("scripted", ["default"], None)
+    assert own["uploaded_voices"] == own["openai_voices"] == []
     listed = speech_chat.get(PATH).json()
     assert listed["languages"] == ["en"]
-    assert {"heart", "alloy"} <= set(listed["voices"])
-    for voice in listed["voices"]:
+    assert listed["voices"] == ["default", "heart"]
+    assert listed["default_voice"] == "heart"
+    assert {"alloy", "marin", "verse"} <= set(listed["openai_voices"])
+    for voice in (*listed["voices"], *listed["openai_voices"]):
         assert speech_chat.post(SPEECH, json={"input": "x", "voice": voice}).status_code == 200
 
 
@@ -59,7 +62,7 @@ def test_no_voice_is_deleted(http: httpx.Client) -> None:
 def test_a_voice_of_ones_own_is_refused_by_name(speech_chat: httpx.Client, fields: dict[str, str]) -> None:
     status, param, said = refusal(speech_chat.post(SPEECH, json={"input": "x"} | fields))
     assert (status, param) == (400, next(iter(fields)))
-    assert "does not clone voices; it has alloy" in said
+    assert "does not clone voices; it has default, heart" in said
     # For each item of a batch, too.
     batch = speech_chat.post(f"{SPEECH}/batch", json={"items": [{"input": "x"}]} | fields).json()
     assert batch["results"][0]["error"]["param"] == param
@@ -72,6 +75,41 @@ def test_a_model_that_clones_gets_the_recording(serve: Any) -> None:
         answer = httpx.post(base_url + SPEECH, json={"input": "x"} | given, trust_env=False)
         assert answer.status_code == 200, answer.text
         assert pipeline.last.params == given | {"stream": False}
+
+
+WARNING = (
+    "299 sglang-omni \"this model has no voice {!r}, one of OpenAI's: its default voice 'heart' speaks\""
+)
+
+
+def test_what_openais_client_sends_is_answered_by_the_default_voice(serve: Any) -> None:
+    with serve(Capabilities.of(SpeechChatPipelineConfig()), "speech-chat") as (pipeline, base_url):
+        api = openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0)
+        create = api.audio.speech.with_raw_response.create
+        answer = create(model="speech-chat", voice="alloy", input="Hello.")
+        assert answer.headers["warning"] == WARNING.format("alloy")
+        assert pipeline.last.params["voice"] == "heart"
+        for own in ("heart", "HEART"):
+            assert "warning" not in create(model="speech-chat", voice=own, input="Hello.").headers
+        with pytest.raises(openai.BadRequestError, match="no voice 'bob'; it has default, heart"):
+            create(model="speech-chat", voice="bob", input="Hello.")
+        # Streamed, too; in chats; and once for each name of a batch.
+        with api.audio.speech.with_streaming_response.create(
+            model="speech-chat", voice="nova", input="Hello.", extra_body={"stream": True}
+        ) as streamed:
+            assert streamed.headers["warning"] == WARNING.format("nova")
+        chat = api.chat.completions.with_raw_response.create(
+            model="speech-chat",
+            messages=[{"role": "user", "content": "Hello."}],
+            modalities=["text", "audio"],
+            audio={"voice": "marin", "format": "wav"},
+        )
+        assert chat.headers["warning"] == WARNING.format("marin")
+        assert pipeline.last.params["voice"] == "heart"
+        items = [{"input": "a", "voice": name} for name in ("ash", "echo", "ash", "default")]
+        batch = httpx.post(f"{base_url}{SPEECH}/batch", json={"items": items}, trust_env=False)
+        assert [item["status"] for item in batch.json()["results"]] == ["success"] * 4
+        assert batch.headers.get_list("warning") == [WARNING.format(name) for name in ("ash", "echo")]
 
 
 def test_instructions_to_a_voice_that_takes_none(speech_chat: httpx.Client) -> None:

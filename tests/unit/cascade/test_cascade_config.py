@@ -59,7 +59,10 @@ def test_it_serves_what_its_parts_do() -> None:
     assert told.tasks == {"chat", "speech", "transcription", "translation"}
     assert Capabilities.of(own).tasks == told.tasks | {"completion"}
     assert told.voices is None
-    assert "alloy" in (Capabilities.of(own).voices or ())
+    assert (Capabilities.of(own).voices, Capabilities.of(own).default_voice) == (
+        {"heart", "default"},
+        "heart",
+    )
     assert told.chat_prompts is None
     assert told.request_params is not None
     assert "logit_bias" not in told.request_params["chat"].general

@@ -8,6 +8,8 @@ import pytest
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.serve.api.state import AppState, Capabilities
+from sglang_omni.serve.api.voice_names import OPENAI_VOICES
+from sglang_omni.serve.realtime.config import SessionConfig, chat_params, check_config
 
 CONFIG = SimpleNamespace(
     stages=[SimpleNamespace(name="thinker")], input_modalities=("text",), voices=("Ethan", "chelsie")
@@ -21,12 +23,30 @@ def server() -> AppState:
 
 @pytest.mark.parametrize("voice", [None, "ethan", "ETHAN", "Chelsie"])
 def test_voices_are_known_in_any_case(server: AppState, voice: str | None) -> None:
-    server.check_voice(voice, "audio.voice")
+    assert server.check_voice(voice, "audio.voice") == voice
+
+
+def test_openais_voices_are_the_models_default(server: AppState) -> None:
+    assert {server.check_voice(name, "voice") for name in (*OPENAI_VOICES, "ALLOY")} == {"Ethan"}
+    # A name of the model's own is that voice, and where voices are not known, any name is passed on.
+    own = AppState(
+        server.client, capabilities=Capabilities.of(SimpleNamespace(stages=[], voices=("b", "alloy")))
+    )
+    assert own.check_voice("alloy", "voice") == "alloy"
+    assert AppState(server.client).check_voice("alloy", "voice") == "alloy"
+
+
+def test_a_realtime_session_says_which_voice_speaks(server: AppState) -> None:
+    for asked, speaks in (("alloy", "Ethan"), ("chelsie", "chelsie"), (None, None)):
+        config = SessionConfig.model_validate({"audio": {"output": {"voice": asked}}})
+        check_config(config, server)
+        assert config.audio.output.voice == speaks
+        assert chat_params(config).get("voice") == speaks
 
 
 def test_an_unknown_voice_is_answered_with_those_there_are(server: AppState) -> None:
-    with pytest.raises(RequestError, match="has no voice 'nova'; it has chelsie, ethan") as error:
-        server.check_voice("nova", "audio.voice")
+    with pytest.raises(RequestError, match="has no voice 'bob'; it has chelsie, ethan") as error:
+        server.check_voice("bob", "audio.voice")
     assert error.value.param == "audio.voice"
 
 

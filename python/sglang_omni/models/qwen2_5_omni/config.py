@@ -13,7 +13,7 @@ from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu
 from sglang_omni.models.multimodal import pipelines
 from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed
-from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
+from sglang_omni.models.qwen2_5_omni.components.checkpoint import DEFAULT_SPEAKER, Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 
@@ -63,10 +63,10 @@ class Qwen25OmniPipelineConfig(Qwen25OmniThinkerPipelineConfig):
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """The names of the checkpoint's voices, in lower case."""
+        """The names of the checkpoint's voices, in lower case, the default first."""
         checkpoint = Qwen25OmniCheckpoint.from_dir(self.model_path)
         checkpoint.require_talker()
-        return tuple(checkpoint.voices)
+        return tuple(sorted(checkpoint.voices, key=lambda name: name != DEFAULT_SPEAKER))
 
 
 class Qwen25OmniColocatedPipelineConfig(Qwen25OmniPipelineConfig):

@@ -6,13 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal import request as request_params
-from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
+from sglang_omni.models.qwen2_5_omni.components.checkpoint import DEFAULT_SPEAKER, Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.request_params import CODE2WAV, REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.proto import OmniRequest, RequestError
 
 # Defaults of transformers' ``generate`` for this model.
-DEFAULT_SPEAKER = "chelsie"
 # Codes of a speech that is decoded at once (30 s): its attention takes memory by the square of their number.
 REFERENCE_CODES = 1500
 _TALKER_DEFAULTS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu
 from sglang_omni.models.multimodal import pipelines
 from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed
-from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.checkpoint import DEFAULT_SPEAKER, Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 
@@ -63,8 +63,9 @@ class Qwen3OmniPipelineConfig(Qwen3OmniThinkerPipelineConfig):
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """The checkpoint's speakers."""
-        return tuple(Qwen3OmniCheckpoint.from_dir(self.model_path).require_talker().speakers)
+        """The checkpoint's speakers, the default first."""
+        speakers = Qwen3OmniCheckpoint.from_dir(self.model_path).require_talker().speakers
+        return tuple(sorted(speakers, key=lambda name: name != DEFAULT_SPEAKER))
 
 
 class Qwen3OmniColocatedPipelineConfig(Qwen3OmniPipelineConfig):

@@ -8,14 +8,17 @@ from typing import Any
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal import request as request_params
 from sglang_omni.models.multimodal.request import Default
-from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TalkerSettings
+from sglang_omni.models.qwen3_omni.components.checkpoint import (
+    DEFAULT_SPEAKER,
+    Qwen3OmniCheckpoint,
+    TalkerSettings,
+)
 from sglang_omni.models.qwen3_omni.request_params import CODE2WAV, REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
 
 # Defaults of transformers' ``generate`` for this model.
-DEFAULT_SPEAKER = "ethan"
 _TALKER_DEFAULTS: dict[str, Any] = {
     "temperature": 0.9,
     "top_k": 50,

@@ -12,7 +12,7 @@ from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.prompts import prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
-from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
+from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
 from sglang_omni.packages import install_line
 from sglang_omni.preprocessing.request_params import RequestParams
@@ -91,7 +91,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     terminal_modalities: ClassVar[dict[str, str]] = {"decode": "text", "speak": "audio"}
-    voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default", *OPENAI_VOICES)
+    voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default")
     spoken_languages: ClassVar[tuple[str, ...]] = ("en",)
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 

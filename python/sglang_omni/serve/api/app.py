@@ -38,6 +38,7 @@ from sglang_omni.serve.api.speech_stream import speech_stream_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.tokenize import tokenize_routes
 from sglang_omni.serve.api.transcriptions import transcription_routes
+from sglang_omni.serve.api.voice_names import VoiceWarnings
 from sglang_omni.serve.api.voices import voice_routes
 from sglang_omni.serve.api.websockets import WebSockets
 
@@ -96,6 +97,7 @@ def create_app(
         *_traced(server, tracer),
         Middleware(Count, metrics=server.metrics),
         Middleware(Guard, access=access, client_secrets=server.client_secrets),
+        Middleware(VoiceWarnings),
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission, metrics=server.metrics),
         Middleware(

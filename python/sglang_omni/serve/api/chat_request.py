@@ -51,9 +51,8 @@ def to_generate_request(server: AppState, body: ChatCompletionRequest) -> Genera
             raise RequestError(
                 "audio: needs 'audio' among the modalities", param="audio", code="unsupported_parameter"
             )
-        server.check_voice(body.audio.voice, "audio.voice")
-        if body.audio.voice is not None:
-            extra["voice"] = body.audio.voice
+        if (voice := server.check_voice(body.audio.voice, "audio.voice")) is not None:
+            extra["voice"] = voice
     for name in _TALKER:
         value = getattr(body, f"talker_{name}")
         if value is not None:

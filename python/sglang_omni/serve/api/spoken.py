@@ -25,13 +25,14 @@ _REFERENCES = ("ref_audio", "ref_text")
 def check_speech(
     server: AppState, fields: SpeechFields, stage_params: dict[str, dict[str, Any]] | None
 ) -> None:
-    """
+    """Names the voice that speaks in ``fields``.
+
     Raises:
         RequestError: The pipeline cannot speak like this.
     """
     server.check_task("speech")
     check_cloning(server, fields)
-    server.check_voice(fields.voice, "voice")
+    fields.voice = server.check_voice(fields.voice, "voice")
     if fields.max_tokens is not None and fields.max_new_tokens not in (None, fields.max_tokens):
         raise RequestError(
             "max_new_tokens and max_tokens differ; give one", param="max_new_tokens", code="invalid_value"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from sglang_omni.serve.api.prompts import Prompts
 from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.responses_store import ResponseStore
 from sglang_omni.serve.api.session import owner_of
+from sglang_omni.serve.api.voice_names import OPENAI_VOICES, warn_of
 from sglang_omni.serve.api.websockets import OpenWebSockets
 from sglang_omni.serve.realtime.client_secrets import ClientSecrets
 from sglang_omni.serve.realtime.sessions import Sessions
@@ -37,6 +38,7 @@ class Capabilities:
     None: not declared, so nothing is refused for it. Names of voices are compared without regard to case.
 
     Attributes:
+        default_voice: What speaks in the place of OpenAI's names; None: they are refused as any other.
         adapters: The directories of LoRA adapters, by name.
         chat_prompts: Loads the model's tokenizer and chat template, without its weights.
         random_weights: Whether what the model says means nothing.
@@ -46,6 +48,7 @@ class Capabilities:
     input_modalities: frozenset[str] | None = None
     output_modalities: frozenset[str] | None = None
     voices: frozenset[str] | None = None
+    default_voice: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     spoken_languages: frozenset[str] | None = None
     stages: frozenset[str] | None = None
@@ -59,18 +62,23 @@ class Capabilities:
 
         serves = getattr(config, "serves", None)
 
-        def declared(name: str) -> frozenset[str] | None:
+        def listed(name: str) -> tuple[str, ...] | None:
             values: Iterable[str] | None = getattr(serves, name, None)
             if values is None:
                 values = getattr(config, name, None)
+            return None if values is None else tuple(values)
+
+        def declared(name: str) -> frozenset[str] | None:
+            values = listed(name)
             return None if values is None else frozenset(values)
 
-        voices = declared("voices")
+        voices = listed("voices")
         return cls(
             tasks=declared("tasks"),
             input_modalities=declared("input_modalities"),
             output_modalities=declared("output_modalities"),
             voices=None if voices is None else frozenset(voice.lower() for voice in voices),
+            default_voice=voices[0] if voices else None,
             adapters=getattr(config, "adapters", {}),
             spoken_languages=declared("spoken_languages"),
             stages=frozenset(stage.name for stage in config.stages),
@@ -187,11 +195,25 @@ class AppState:
             self.capabilities.output_modalities, modality, param, f"gives no {modality} output; it gives"
         )
 
-    def check_voice(self, voice: str | None, param: str) -> None:
-        if voice is not None:
-            self._check(self.capabilities.voices, voice.lower(), param, f"has no voice {voice!r}; it has")
+    def check_voice(self, voice: str | None, param: str) -> str | None:
+        """The voice to speak with; None if the request names none.
 
-    def _check(self, allowed: frozenset[str] | None, value: str, param: str, text: str) -> None:
+        Of OpenAI's names, which clients send to any model, those that the model does not have stand for its
+        default voice. The answer then has a warning.
+
+        Raises:
+            RequestError: The model has no such voice.
+        """
+        own, default = self.capabilities.voices, self.capabilities.default_voice
+        if voice is None or own is None or voice.lower() in own:
+            return voice
+        if default is not None and voice.lower() in OPENAI_VOICES:
+            warn_of(voice, default)
+            return default
+        self._check(own, voice.lower(), param, f"has no voice {voice!r}; it has")
+        return voice
+
+    def _check(self, allowed: Collection[str] | None, value: str, param: str, text: str) -> None:
         if allowed is not None and value not in allowed:
             raise RequestError(
                 f"{param}: the model {self.served_name!r} {text} {_listed(allowed)}",

@@ -11,6 +11,7 @@ from sglang_omni.client import RequestError
 from sglang_omni.serve.api.forms import read_form
 from sglang_omni.serve.api.spoken import own_voices
 from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.api.voice_names import OPENAI_VOICES
 
 
 def voice_routes(server: AppState) -> APIRouter:
@@ -18,12 +19,18 @@ def voice_routes(server: AppState) -> APIRouter:
 
     @router.get("/v1/audio/voices")
     async def voices() -> dict[str, Any]:
-        """The names that ``voice`` may have, and the languages that they speak, if the pipeline tells."""
+        """The names that ``voice`` may have, and the languages that they speak, if the pipeline tells.
+
+        ``openai_voices`` are those of OpenAI's names for which the default voice speaks.
+        """
         abilities = server.capabilities
+        own, default = abilities.voices or frozenset(), abilities.default_voice
         languages = None if abilities.spoken_languages is None else sorted(abilities.spoken_languages)
         return {
             "model": server.served_name,
-            "voices": sorted(abilities.voices or ()),
+            "voices": sorted(own),
+            "default_voice": default,
+            "openai_voices": [] if default is None else [name for name in OPENAI_VOICES if name not in own],
             "languages": languages,
             "uploaded_voices": [],
         }

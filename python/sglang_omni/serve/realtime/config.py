@@ -196,7 +196,8 @@ def _merged(old: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_config(config: SessionConfig, server: AppState) -> None:
-    """
+    """Names the voice that speaks in ``config``, so that ``session.updated`` says it.
+
     Raises:
         RequestError: The pipeline cannot do what the configuration asks for.
     """
@@ -224,7 +225,10 @@ def check_config(config: SessionConfig, server: AppState) -> None:
     server.check_task("chat")
     server.check_output(config.output_modalities[0], "session.output_modalities")
     if config.is_spoken:
-        server.check_voice(config.audio.output.voice_name, "session.audio.output.voice")
+        output = config.audio.output
+        voice = server.check_voice(output.voice_name, "session.audio.output.voice")
+        if voice != output.voice_name:
+            output.voice = voice
     server.check_params("chat", chat_params(config), None, spoken=config.is_spoken)
 
 

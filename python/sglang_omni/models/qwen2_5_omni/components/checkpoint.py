@@ -14,6 +14,8 @@ from sglang_omni.models.qwen2_5_omni.components.voices import FILE, voice_names
 
 # The codec's rate in Hz, which no file of a checkpoint has.
 SAMPLE_RATE = 24_000
+# As by default of transformers' ``generate``.
+DEFAULT_SPEAKER = "chelsie"
 # Mel frames a second, by which a checkpoint's upsampling gives that rate.
 MEL_RATE = 100
 

@@ -13,6 +13,8 @@ from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint, MediaToken
 
 # The codec's rate in Hz, which no file of a checkpoint has.
 SAMPLE_RATE = 24_000
+# As by default of transformers' ``generate``.
+DEFAULT_SPEAKER = "ethan"
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 SAMPLE_RATE = 24_000
 DEFAULT_VOICE = "heart"
-# OpenAI's voice names, one of which its clients must send: all stand for the only voice.
-OPENAI_VOICES = (
-    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
-    *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
-)
 # Seed of the voice's noise: the same text always sounds the same.
 DEFAULT_SEED = 0
 
@@ -104,11 +99,10 @@ def check_voice(voice: str | None, *, param: str) -> None:
     Raises:
         RequestError: The voice is unknown.
     """
-    if voice is None or voice.lower() in (DEFAULT_VOICE, "default") or voice.lower() in OPENAI_VOICES:
+    if voice is None or voice.lower() in (DEFAULT_VOICE, "default"):
         return
     raise RequestError(
-        f"unknown voice {voice!r}: this model has one voice, {DEFAULT_VOICE!r}, which also answers to "
-        f"OpenAI's names ({', '.join(OPENAI_VOICES)})",
+        f"unknown voice {voice!r}: this model has one voice, {DEFAULT_VOICE!r}",
         param=param,
         code="unsupported_value",
     )
