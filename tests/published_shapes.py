@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
-from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import SPECIAL_TOKENS, TinyTokenizer
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import tensor_specs
+from sglang_omni.published import published_model
 
 _SHARDS = 5
 _ITEMS = {"BF16": 2, "F8_E4M3": 1}
@@ -61,70 +60,9 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def qwen3_omni_config() -> dict[str, Any]:
-    """``config.json`` of Qwen3-Omni-30B-A3B-Instruct; token ids that take no memory are others."""
-    shape = TinyShape(
-        layers=48,
-        hidden=2048,
-        heads=32,
-        kv_heads=4,
-        head_dim=128,
-        experts=128,
-        top_k=8,
-        context=65536,
-        vision_depth=27,
-        deepstack=(8, 16, 24),
-        audio_layers=32,
-        talker_layers=20,
-        talker_hidden=1024,
-        accept_hidden_layer=24,
-        codes=2048,
-        code_groups=16,
-        dtype="bfloat16",
-    )
-    config = shape.config(TinyTokenizer(shape.vocab_size - len(SPECIAL_TOKENS)))
-    thinker, talker = config["thinker_config"], config["talker_config"]
-    thinker["text_config"] |= {"vocab_size": 152064, "moe_intermediate_size": 768}
-    thinker["audio_config"] |= {
-        "d_model": 1280,
-        "encoder_ffn_dim": 5120,
-        "encoder_attention_heads": 20,
-        "downsample_hidden_size": 480,
-    }
-    thinker["vision_config"] |= {
-        "hidden_size": 1152,
-        "intermediate_size": 4304,
-        "num_heads": 16,
-        "num_position_embeddings": 2304,
-    }
-    talker["text_config"] |= {
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "moe_intermediate_size": 384,
-        "shared_expert_intermediate_size": 768,
-    }
-    talker["code_predictor_config"] |= {
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "layer_types": ["full_attention"] * 5,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 5,
-        "num_key_value_heads": 8,
-    }
-    config["code2wav_config"] |= {
-        "decoder_dim": 1536,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 8,
-        "num_key_value_heads": 16,
-    }
-    return config
-
-
 def write_qwen3_omni(directory: Path, *, fp8: bool = False) -> Path:
-    """Writes the checkpoint. With ``fp8``, the thinker's and the talker's linear weights take a byte each."""
-    config = qwen3_omni_config()
+    """Writes Qwen3-Omni-30B-A3B-Instruct; with ``fp8``, linear weights of its decoders take a byte each."""
+    config = published_model("qwen3_omni").config()
     specs = tensor_specs(config, answer_ends=0, text_ids=0)
     return _write(directory, config, ((spec.name, spec.shape) for spec in specs), fp8=fp8)
 

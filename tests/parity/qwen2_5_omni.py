@@ -48,7 +48,9 @@ class Spoken:
             use_audio_in_video=params["use_audio_in_video"],
             **stops,
         )
-        return Answer(right.token_ids, [[code] for code in right.codes], right.waveform, right.text)
+        # transformers leaves the stop text in the answer's.
+        text = None if stops else right.text
+        return Answer(right.token_ids, [[code] for code in right.codes], right.waveform, text)
 
 
 def cases(seed: int) -> list[Case]:

@@ -10,25 +10,26 @@ from pathlib import Path
 
 import pytest
 from sample_media import audio_part, image_part, picture, sound, user, video, video_part
-from tokenizers import Tokenizer
 
 from sglang_omni import cli
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, Qwen3OmniThinkerPipelineConfig
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
-from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import SPECIAL_TOKENS
+from sglang_omni.preprocessing.text import load_tokenizer
+from sglang_omni.published import published_model
 from sglang_omni.serve.api.state import Capabilities
 
 FILES = [
+    "RANDOM_WEIGHTS",
     "chat_template.json",
     "config.json",
     "generation_config.json",
     "merges.txt",
-    "model-00001-of-00002.safetensors",
-    "model-00002-of-00002.safetensors",
+    "model-00001-of-00003.safetensors",
+    "model-00002-of-00003.safetensors",
+    "model-00003-of-00003.safetensors",
     "model.safetensors.index.json",
     "preprocessor_config.json",
-    "tokenizer.json",
     "tokenizer_config.json",
     "vocab.json",
 ]
@@ -67,15 +68,13 @@ def test_it_says_that_it_is_random(tmp_path: Path) -> None:
     make_tiny_checkpoint(tmp_path, 0)
     for kind in (Qwen3OmniPipelineConfig, Qwen3OmniThinkerPipelineConfig):
         assert Capabilities.of(kind(model_path=str(tmp_path))).random_weights
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["random_weights"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "RANDOM_WEIGHTS").unlink()
     assert not Capabilities.of(Qwen3OmniPipelineConfig(model_path=str(tmp_path))).random_weights
 
 
 def test_any_text_survives_the_tokenizer(tmp_path: Path) -> None:
     make_tiny_checkpoint(tmp_path, 0)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
     for text in (
         "The picture\n\tshows it's 42!",
         "naïve 中文字 🎈 \x00\x7f",
@@ -86,7 +85,9 @@ def test_any_text_survives_the_tokenizer(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     assert tokenizer.encode("user").ids == [config["user_token_id"]]
     assert tokenizer.encode("assistant").ids == [config["assistant_token_id"]]
-    assert [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == list(range(607, 640))
+    assert [tokenizer.token_to_id(token) for token in published_model("qwen3_omni").added_tokens] == list(
+        range(607, 640)
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,11 +172,11 @@ def test_what_it_is_made_with_is_named_where_it_is_missing(tmp_path, monkeypatch
     """As after an install of the bare wheel. A checkpoint that is there stays."""
     target = tmp_path / "model"
     target.mkdir()
-    (target / "model-00001-of-00001.safetensors").write_bytes(b"precious")
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert cli.main(["make-tiny-checkpoint", "qwen3_omni", str(target), "--overwrite"]) == 1
-    assert "tokenizers, not installed here:\n  pip install" in capsys.readouterr().err
-    assert (target / "model-00001-of-00001.safetensors").read_bytes() == b"precious"
+    (target / "model.safetensors").write_bytes(b"precious")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert cli.main(["make-tiny-checkpoint", "text", str(target), "--overwrite"]) == 1
+    assert "safetensors.numpy, not installed here:\n  pip install" in capsys.readouterr().err
+    assert (target / "model.safetensors").read_bytes() == b"precious"
 
 
 def test_what_keeps_transformers_from_its_modules_is_told(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +122,6 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
             "sliding_window": 12,
             "use_cache": False,
         },
-        random_weights=True,
     )
     model = CsmForConditionalGeneration(config).float().eval()
     _fill(model, torch.Generator().manual_seed(seed))
@@ -131,6 +131,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     residual = {"min_new_tokens": tiny.codebooks - 1, "max_new_tokens": tiny.codebooks - 1}
     model.depth_decoder.generation_config.update(do_sample=True, temperature=0.9, top_k=50, **residual)
     model.save_pretrained(directory)
+    mark_random(directory)
     return directory
 
 

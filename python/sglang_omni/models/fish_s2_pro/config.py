@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -80,12 +78,6 @@ class FishS2PipelineConfig(PipelineConfig):
         """The model's own choice, and the recordings in ``preprocess.voices_dir``."""
         folder = merge_factory_args(self.stage("preprocess"), self).get("voices_dir")
         return (DEFAULT_VOICE, *(find_voices(folder) if folder else ()))
-
-    @property
-    def random_weights(self) -> bool:
-        """Whether the checkpoint says that its weights are random, as a tiny one does."""
-        file = Path(self.model_path) / "config.json"
-        return file.is_file() and bool(json.loads(file.read_bytes()).get("random_weights"))
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What a stage wants of a GPU; ``config.memory`` asks."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -83,6 +84,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     index = {"weight_map": {name: file for file, members in shards.items() for name in members}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     torch.save(_codec(sizes, _Random(seed)), directory / "codec.pth")
+    mark_random(directory)
     return directory
 
 
@@ -105,7 +107,6 @@ def config_of(shape: TinyFishShape) -> dict[str, Any]:
         "architectures": ["FishQwen3OmniForCausalLM"],
         "model_type": "fish_qwen3_omni",
         "dtype": "bfloat16",
-        "random_weights": True,
         "eos_token_id": start - 5,
         "semantic_start_token_id": start,
         "semantic_end_token_id": start + shape.codes - 1,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
     import torch
@@ -124,6 +125,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     }
     (directory / "processor_config.json").write_text(json.dumps(processor, indent=2))
     (directory / "chat_template.jinja").write_text(_TEMPLATE)
+    mark_random(directory)
     return directory
 
 

@@ -155,11 +155,6 @@ class MediaPipelineConfig(PipelineConfig):
         fields: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
         return fields
 
-    @property
-    def random_weights(self) -> bool:
-        """Whether the checkpoint says that its weights are random, as a tiny one does."""
-        return bool(self.checkpoint_fields.get("random_weights"))
-
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""
         if stage not in ("thinker", "talker"):

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.preprocessing.text import load_tokenizer
-
-# Added tokens that are part of the text that a model reads and writes.
-_NOT_SPECIAL = ("tool_", "fim_", "repo_name", "file_sep", "think")
 _ROLES = ("system", "user", "assistant")
 _WORDS = """
  a able about after again air all also always an and animal answer any are around as ask at away back be
@@ -39,32 +35,31 @@ _WORDS = """
 
 
 class WordTokenizer:
-    """A vocabulary of the 256 bytes, of ``size - 256`` merges learned from common words, then special tokens.
+    """A vocabulary of the 256 bytes, of ``size - 256`` merges learned from common words, then added tokens.
 
     Args:
-        size: Of the vocabulary, without the special tokens.
-        special_tokens: The last ids, in their order.
+        size: Of the vocabulary, without the added tokens.
+        settings: The published ``tokenizer_config.json``; its added tokens are the last ids, in their order.
         chat_template: A Jinja template.
-        settings: Of ``tokenizer_config.json``, beside what all tokenizers here have.
 
     Raises:
         ValueError: ``size`` leaves no room for the roles' names, which must be one token each.
     """
 
-    def __init__(
-        self, size: int, special_tokens: Sequence[str], chat_template: str, settings: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, size: int, settings: Mapping[str, Any], chat_template: str) -> None:
         self._chat_template = chat_template
-        self._own_settings = settings
+        self._published = settings
+        added = settings.get("added_tokens_decoder", {})
+        self._added = [added[token_id] for token_id in sorted(added, key=int)]
         words = Counter({f"Ġ{word}": 1 for word in _WORDS.split()} | dict.fromkeys(_ROLES, 1000))
         self.merges = _learn_merges(words, size - 256)
         tokens = [*_byte_alphabet(), *("".join(pair) for pair in self.merges)]
         self.vocab = {token: i for i, token in enumerate(tokens)}
-        self.special = {token: len(tokens) + i for i, token in enumerate(special_tokens)}
+        self.special = {entry["content"]: len(tokens) + i for i, entry in enumerate(self._added)}
         if not all(role in self.vocab for role in _ROLES):
             raise ValueError(
-                f"vocab_size {size + len(special_tokens)} is too small: {' '.join(_ROLES)} must be tokens; "
-                f"take at least {256 + 32 + len(special_tokens)}"
+                f"vocab_size {size + len(added)} is too small: {' '.join(_ROLES)} must be tokens; "
+                f"take at least {256 + 32 + len(added)}"
             )
 
     def __len__(self) -> int:
@@ -75,51 +70,19 @@ class WordTokenizer:
         return self.special[token] if token in self.special else self.vocab[token]
 
     def write(self, directory: Path) -> None:
-        """Writes ``vocab.json``, ``merges.txt``, ``tokenizer.json``, ``tokenizer_config.json`` and
-        ``chat_template.json``."""
+        """Writes ``vocab.json``, ``merges.txt``, ``tokenizer_config.json`` and ``chat_template.json``."""
         merges = "".join(f"{left} {right}\n" for left, right in self.merges)
-        (directory / "merges.txt").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
+        (directory / "merges.txt").write_text(merges, encoding="utf-8")
         write_json(directory / "vocab.json", self.vocab)
-        write_json(directory / "tokenizer_config.json", self._settings())
+        added = {str(self.special[entry["content"]]): entry for entry in self._added}
+        write_json(directory / "tokenizer_config.json", {**self._published, "added_tokens_decoder": added})
         write_json(directory / "chat_template.json", {"chat_template": self._chat_template})
-        # Made from the files above, not read from an earlier checkpoint in the same place.
+        # Of an earlier checkpoint in the same place.
         (directory / "tokenizer.json").unlink(missing_ok=True)
-        load_tokenizer(directory).save(str(directory / "tokenizer.json"), pretty=True)
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "added_tokens_decoder": {
-                str(token_id): {
-                    "content": token,
-                    "lstrip": False,
-                    "normalized": False,
-                    "rstrip": False,
-                    "single_word": False,
-                    "special": _is_special(token),
-                }
-                for token, token_id in self.special.items()
-            },
-            "add_prefix_space": False,
-            "additional_special_tokens": [token for token in self.special if _is_special(token)],
-            "bos_token": None,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": "<|im_end|>",
-            "errors": "replace",
-            "model_max_length": 131072,
-            "pad_token": "<|endoftext|>",
-            "split_special_tokens": False,
-            "tokenizer_class": "Qwen2Tokenizer",
-            "unk_token": None,
-            **self._own_settings,
-        }
 
 
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _is_special(token: str) -> bool:
-    return not any(name in token for name in _NOT_SPECIAL)
 
 
 def _byte_alphabet() -> list[str]:

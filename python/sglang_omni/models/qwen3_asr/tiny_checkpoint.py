@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen3_asr.components.answer import TEXT_MARK
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +81,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     ids = _write_tokenizer(directory, tiny)
     _write_configs(directory, tiny, ids)
     _write_weights(directory, tiny, len(ids), seed)
+    mark_random(directory)
     return directory
 
 
@@ -87,7 +89,7 @@ def _write_tokenizer(directory: Path, tiny: TinyQwen3ASRShape) -> dict[str, int]
     """Returns the ids of all tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    words = WordTokenizer(tiny.text_tokens, (), "", {})
+    words = WordTokenizer(tiny.text_tokens, {}, "")
     tokenizer = Tokenizer(models.BPE(words.vocab, [tuple(pair) for pair in words.merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

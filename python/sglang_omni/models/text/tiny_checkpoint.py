@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.random_weights import mark_random
 
 KINDS = ("llama", "qwen2", "qwen3")
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -55,8 +56,6 @@ class TinyTextShape:
             "architectures": [f"{self.kind.capitalize()}ForCausalLM"],
             "model_type": self.kind,
             "dtype": "float32",
-            # No published checkpoint has this one. The server tells it to its clients.
-            "random_weights": True,
             "bos_token_id": None,
             "eos_token_id": 258,
             "pad_token_id": 256,
@@ -136,6 +135,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
         path / "generation_config.json", {"do_sample": False, "eos_token_id": 258, "pad_token_id": 256}
     )
     _write_tokenizer(path)
+    mark_random(path)
     return path
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.tiny_shapes import option
 from sglang_omni.models.whisper.components.checkpoint import FRAMES_PER_POSITION, WhisperCheckpoint
+from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     ids = {token: tiny.text_tokens + index for index, token in enumerate(special)}
     _write_configs(directory, tiny, ids, vocab_size)
     _write_weights(directory, seed)
+    mark_random(directory)
     return directory
 
 
@@ -75,7 +77,7 @@ def _special_tokens(tiny: TinyWhisperShape) -> list[str]:
 def _write_tokenizer(directory: Path, tiny: TinyWhisperShape, special: list[str]) -> int:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    words = WordTokenizer(tiny.text_tokens, (), "", {})
+    words = WordTokenizer(tiny.text_tokens, {}, "")
     tokenizer = Tokenizer(models.BPE(words.vocab, [tuple(pair) for pair in words.merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -14,6 +14,7 @@ from sglang_omni.client import Client, RequestError
 from sglang_omni.config.graph import PipelineGraph
 from sglang_omni.config.nearest import nearest
 from sglang_omni.preprocessing.request_params import RequestParams, check_params
+from sglang_omni.random_weights import has_random_weights
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinator
@@ -41,7 +42,7 @@ class Capabilities:
         default_voice: What speaks in the place of OpenAI's names; None: they are refused as any other.
         adapters: The directories of LoRA adapters, by name.
         chat_prompts: Loads the model's tokenizer and chat template, without its weights.
-        random_weights: Whether what the model says means nothing.
+        random_weights: True if what the model says means nothing.
     """
 
     tasks: frozenset[str] | None = None
@@ -84,7 +85,7 @@ class Capabilities:
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
             chat_prompts=getattr(config, "chat_prompts", None),
-            random_weights=getattr(config, "random_weights", False),
+            random_weights=has_random_weights(config.model_path or ""),
         )
 
 

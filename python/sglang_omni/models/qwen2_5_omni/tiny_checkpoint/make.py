@@ -13,29 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.shape import OmniShape
+from sglang_omni.published import published_model
+from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Whose fields are the options of ``sgl-omni make-tiny-checkpoint qwen2_5_omni``.
 SHAPE = OmniShape
-# Of the published vocabulary's last ids, in its order.
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|AUDIO|>",
-    "<|audio_bos|>",
-    "<|audio_eos|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_bos|>",
-    "<|vision_eos|>",
-    "<|vision_pad|>",
-    "<|IMAGE|>",
-    "<|VIDEO|>",
-)
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if loop.first and message.role != 'system' -%}
@@ -63,15 +48,6 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
-_MEDIA = {
-    "audio_bos_token": "<|audio_bos|>",
-    "audio_eos_token": "<|audio_eos|>",
-    "audio_token": "<|AUDIO|>",
-    "image_token": "<|IMAGE|>",
-    "video_token": "<|VIDEO|>",
-    "vision_bos_token": "<|vision_bos|>",
-    "vision_eos_token": "<|vision_eos|>",
-}
 VOICES = ("Chelsie", "Ethan")
 # Ids behind the tokenizer's, as in published checkpoints: of the end and the padding of speech's text, and of
 # each voice's beginning.
@@ -100,13 +76,15 @@ def make(path: str | Path, seed: int = 0, **shape: int) -> Path:
     sizes = OmniShape(**shape)
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
+    published = published_model("qwen2_5_omni")
     tokenizer = WordTokenizer(
-        sizes.vocab_size - len(SPECIAL_TOKENS) - NUM_SPEECH_TOKENS,
-        SPECIAL_TOKENS,
+        sizes.vocab_size - len(published.added_tokens) - NUM_SPEECH_TOKENS,
+        published.config("tokenizer_config.json"),
         CHAT_TEMPLATE,
-        {**_MEDIA, "extra_special_tokens": _MEDIA, "processor_class": "Qwen2_5OmniProcessor"},
     )
-    fields = sizes.config({token: tokenizer.id(token) for token in (*SPECIAL_TOKENS, "user")}, len(tokenizer))
+    fields = sizes.config(
+        {token: tokenizer.id(token) for token in (*published.added_tokens, "user")}, len(tokenizer)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**fields)).eval()
@@ -121,6 +99,7 @@ def make(path: str | Path, seed: int = 0, **shape: int) -> Path:
     write_json(directory / "generation_config.json", {"eos_token_id": tokenizer.id("<|im_end|>")})
     write_json(directory / "preprocessor_config.json", _preprocessor())
     tokenizer.write(directory)
+    mark_random(directory)
     torch.save(voices, directory / "spk_dict.pt")
     return directory
 

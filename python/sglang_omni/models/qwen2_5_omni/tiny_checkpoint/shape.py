@@ -58,8 +58,6 @@ class OmniShape:
             "architectures": ["Qwen2_5OmniModel"],
             "model_type": "qwen2_5_omni",
             "dtype": "float32",
-            # No published checkpoint has this one. The server tells it to its clients.
-            "random_weights": True,
             "enable_audio_output": bool(self.talker),
             "enable_talker": bool(self.talker),
             "thinker_config": {

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from sglang_omni.models.multimodal.tiny_tokenizer import write_json
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
-from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import SPECIAL_TOKENS, TinyTokenizer
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import TensorSpec, make_tensor, tensor_specs
+from sglang_omni.published import published_model
+from sglang_omni.random_weights import mark_random
 
 
 def make_tiny_checkpoint(directory: str | Path, seed: int, shape: TinyShape | None = None) -> Path:
@@ -34,63 +36,22 @@ def make_tiny_checkpoint(directory: str | Path, seed: int, shape: TinyShape | No
     """
     shape = shape or TinyShape()
     directory = Path(directory)
-    tokenizer = TinyTokenizer(shape.vocab_size - len(SPECIAL_TOKENS))
+    tokenizer = TinyTokenizer(shape.vocab_size)
     directory.mkdir(parents=True, exist_ok=True)
     config = shape.config(tokenizer)
     write_json(directory / "config.json", config)
-    write_json(directory / "generation_config.json", _generation_config(tokenizer, talker=shape.talker))
-    write_json(directory / "preprocessor_config.json", _preprocessor_config())
+    write_json(directory / "generation_config.json", _generation_config(talker=shape.talker))
+    preprocessor = published_model("qwen3_omni").config("preprocessor_config.json")
+    write_json(directory / "preprocessor_config.json", preprocessor)
     tokenizer.write(directory)
+    mark_random(directory)
     _write_weights(directory, config, tokenizer, seed, shape)
     return directory
 
 
-def _generation_config(tokenizer: TinyTokenizer, *, talker: bool) -> dict[str, Any]:
-    ends = [tokenizer.id("<|im_end|>"), tokenizer.id("<|endoftext|>")]
-    config: dict[str, Any] = {
-        "do_sample": True,
-        "eos_token_id": ends,
-        "pad_token_id": tokenizer.id("<|endoftext|>"),
-        "repetition_penalty": 1.0,
-        "temperature": 0.7,
-        "top_k": 20,
-        "top_p": 0.8,
-    }
-    if talker:
-        config |= {
-            "talker_max_new_tokens": 4096,
-            "talker_repetition_penalty": 1.05,
-            "talker_temperature": 0.9,
-            "talker_top_k": 50,
-            "talker_top_p": 1.0,
-        }
-    return config
-
-
-def _preprocessor_config() -> dict[str, Any]:
-    return {
-        "chunk_length": 300,
-        "dither": 0.0,
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 128,
-        "hop_length": 160,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "image_std": [0.5, 0.5, 0.5],
-        "max_pixels": 12845056,
-        "merge_size": 2,
-        "min_pixels": 3136,
-        "n_fft": 400,
-        "n_samples": 4800000,
-        "nb_max_frames": 30000,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "patch_size": 16,
-        "processor_class": "Qwen3OmniMoeProcessor",
-        "return_attention_mask": True,
-        "sampling_rate": 16000,
-        "temporal_patch_size": 2,
-    }
+def _generation_config(*, talker: bool) -> dict[str, Any]:
+    """The published one: all of its fields are the talker's."""
+    return published_model("qwen3_omni").config("generation_config.json") if talker else {}
 
 
 def _write_weights(

@@ -1,4 +1,4 @@
-"""The sizes of a tiny checkpoint, and its ``config.json`` in the published form."""
+"""The sizes of a tiny checkpoint, and its ``config.json``: the published one, with these sizes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.published import published_model, shrunk
 
 DTYPES = ("float32", "bfloat16", "float16")
 SPEAKERS = ("chelsie", "ethan", "aiden")
@@ -55,7 +56,7 @@ class TinyShape:
     code_groups: int = option(4, "codebooks, and so codes of each frame")
     codec_dim: int = option(64, "channels of the codec's decoder, a multiple of 16")
     talker: bool = option(True, "whether there is a talker; without, the model only writes")
-    shards: int = option(2, "safetensors files")
+    shards: int = option(3, "safetensors files")
     dtype: str = option("float32", f"data type of the weights: {', '.join(DTYPES)}")
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class TinyShape:
         return middle if middle != len(self.deepstack) else min(middle + 1, self.layers)
 
     def config(self, tokenizer: TinyTokenizer) -> dict[str, Any]:
-        """``config.json``."""
+        """``config.json``: the published one with these sizes, and the ids of ``tokenizer``."""
         ids = {
             "audio_end_token_id": tokenizer.id("<|audio_end|>"),
             "audio_start_token_id": tokenizer.id("<|audio_start|>"),
@@ -107,15 +108,9 @@ class TinyShape:
             "image_token_id": tokenizer.id("<|image_pad|>"),
             "video_token_id": tokenizer.id("<|video_pad|>"),
             "vision_start_token_id": tokenizer.id("<|vision_start|>"),
-            "position_id_per_seconds": 13,
-            "seconds_per_chunk": 2,
         }
-        config: dict[str, Any] = {
-            "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
-            "model_type": "qwen3_omni_moe",
+        changes: dict[str, Any] = {
             "dtype": self.dtype,
-            # No published checkpoint has this one. The server tells it to its clients.
-            "random_weights": True,
             "enable_audio_output": self.talker,
             "im_start_token_id": tokenizer.id("<|im_start|>"),
             "im_end_token_id": tokenizer.id("<|im_end|>"),
@@ -127,29 +122,27 @@ class TinyShape:
             "tts_eos_token_id": tokenizer.id("<tts_text_eod>"),
             "thinker_config": {
                 **ids,
-                "model_type": "qwen3_omni_moe_thinker",
                 "dtype": self.dtype,
-                "initializer_range": 0.02,
                 "user_token_id": tokenizer.id("user"),
                 "vision_end_token_id": tokenizer.id("<|vision_end|>"),
                 "audio_config": self._audio_config(),
                 "vision_config": self._vision_config(),
                 "text_config": {
-                    "model_type": "qwen3_omni_moe_text",
                     "vocab_size": self.vocab_size,
                     "hidden_size": self.hidden,
                     "intermediate_size": 3 * self.hidden // 2,
                     "moe_intermediate_size": 3 * self.hidden // 4,
                     "num_hidden_layers": self.layers,
-                    "shared_expert_intermediate_size": 0,
                     **self._decoder_config(),
-                    "norm_topk_prob": True,
                 },
             },
+            "talker_config": self._talker_config(ids),
+            "code2wav_config": self._code2wav_config(),
         }
-        if self.talker:
-            config["talker_config"] = self._talker_config(ids)
-            config["code2wav_config"] = self._code2wav_config()
+        config = shrunk(published_model("qwen3_omni").config(), changes)
+        if not self.talker:
+            # As in the models that only write.
+            del config["talker_config"], config["code2wav_config"]
         return config
 
     def _decoder_config(self) -> dict[str, Any]:
@@ -157,74 +150,34 @@ class TinyShape:
         # The published split of 64 frequencies is 24 for time, 20 each for height and width.
         side = half * 20 // 64
         return {
-            "attention_bias": False,
-            "attention_dropout": 0,
-            "decoder_sparse_step": 1,
             "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "initializer_range": 0.02,
             "max_position_embeddings": self.context,
-            "mlp_only_layers": [],
             "num_attention_heads": self.heads,
             "num_experts": self.experts,
             "num_experts_per_tok": self.top_k,
             "num_key_value_heads": self.kv_heads,
-            "output_router_logits": False,
-            "rms_norm_eps": 1e-06,
-            "rope_scaling": {
-                "interleaved": True,
-                "mrope_interleaved": True,
-                "mrope_section": [half - 2 * side, side, side],
-                "rope_type": "default",
-                "type": "default",
-            },
-            "rope_theta": 1000000,
-            "router_aux_loss_coef": 0.001,
-            "sliding_window": None,
-            "tie_word_embeddings": False,
-            "use_cache": True,
-            "use_sliding_window": False,
+            "rope_scaling": {"mrope_section": [half - 2 * side, side, side]},
         }
 
     def _audio_config(self) -> dict[str, Any]:
         return {
-            "model_type": "qwen3_omni_moe_audio_encoder",
-            "activation_function": "gelu",
-            "conv_chunksize": 500,
             "d_model": 32,
             "downsample_hidden_size": 16,
             "encoder_attention_heads": 4,
             "encoder_ffn_dim": 64,
             "encoder_layers": self.audio_layers,
-            "max_source_positions": 1500,
-            "n_window": 50,
-            "n_window_infer": 800,
             "num_hidden_layers": self.audio_layers,
-            "num_mel_bins": 128,
             "output_dim": self.hidden,
-            "scale_embedding": False,
         }
 
     def _vision_config(self) -> dict[str, Any]:
         return {
-            "model_type": "qwen3_omni_moe_vision_encoder",
-            "apply_vit_abs_pos_embed": True,
             "deepstack_visual_indexes": list(self.deepstack),
             "depth": self.vision_depth,
-            "hidden_act": "gelu_pytorch_tanh",
             "hidden_size": 32,
-            "image_size": 256,
-            "in_channels": 3,
-            "in_chans": 3,
             "intermediate_size": 64,
             "num_heads": 4,
-            "num_position_embeddings": 256,
             "out_hidden_size": self.hidden,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "spatial_patch_size": 16,
-            "temporal_patch_size": 2,
-            "tokens_per_second": 2,
         }
 
     def _talker_config(self, ids: dict[str, int]) -> dict[str, Any]:
@@ -232,21 +185,14 @@ class TinyShape:
         return {
             **ids,
             # Published checkpoints have the thinker's value; another one shows a confusion of the two.
-            "position_id_per_seconds": 2 * ids["position_id_per_seconds"],
-            "model_type": "qwen3_omni_moe_talker",
+            "position_id_per_seconds": 26,
             "accept_hidden_layer": self.tap_layer,
             **{name: self.codes + offset for name, offset in _CODEC_IDS.items()},
             "num_code_groups": self.code_groups,
-            "output_router_logits": False,
-            "spatial_merge_size": 2,
             "speaker_id": {name: self.codes + _FIRST_SPEAKER + i for i, name in enumerate(SPEAKERS)},
             "thinker_hidden_size": self.hidden,
             "code_predictor_config": {
-                "model_type": "qwen3_omni_moe_talker_code_predictor",
-                "attention_bias": False,
-                "attention_dropout": 0,
                 "head_dim": 16,
-                "hidden_act": "silu",
                 "hidden_size": hidden,
                 "intermediate_size": 4 * hidden // 3,
                 "layer_types": ["full_attention"] * 2,
@@ -255,16 +201,9 @@ class TinyShape:
                 "num_code_groups": self.code_groups,
                 "num_hidden_layers": 2,
                 "num_key_value_heads": 2,
-                "rms_norm_eps": 1e-06,
-                "rope_scaling": None,
-                "rope_theta": 1000000,
-                "sliding_window": None,
-                "use_cache": True,
-                "use_sliding_window": False,
                 "vocab_size": self.codes,
             },
             "text_config": {
-                "model_type": "qwen3_omni_moe_talker_text",
                 "vocab_size": self.codes + NUM_CODEC_SPECIALS,
                 "hidden_size": hidden,
                 "intermediate_size": 2 * hidden,
@@ -272,29 +211,17 @@ class TinyShape:
                 "shared_expert_intermediate_size": 5 * hidden // 6,
                 "num_hidden_layers": self.talker_layers,
                 **self._decoder_config(),
-                "norm_topk_prob": True,
             },
         }
 
     def _code2wav_config(self) -> dict[str, Any]:
         return {
-            "model_type": "qwen3_omni_moe_code2wav",
-            "attention_bias": False,
-            "attention_dropout": 0,
             "codebook_size": self.codes,
             "decoder_dim": self.codec_dim,
-            "hidden_act": "silu",
             "hidden_size": 32,
             "intermediate_size": 48,
-            "layer_scale_initial_scale": 0.01,
-            "max_position_embeddings": 8000,
             "num_attention_heads": 4,
             "num_hidden_layers": 2,
             "num_key_value_heads": 4,
             "num_quantizers": self.code_groups,
-            "rms_norm_eps": 1e-05,
-            "rope_theta": 10000,
-            "sliding_window": 72,
-            "upsample_rates": [8, 5, 4, 3],
-            "upsampling_ratios": [2, 2],
         }

@@ -3,52 +3,8 @@
 from __future__ import annotations
 
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer
+from sglang_omni.published import published_model
 
-# The last ids of the published vocabulary, in its order.
-SPECIAL_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-    "<|audio_start|>",
-    "<|audio_end|>",
-    "<tts_pad>",
-    "<tts_text_bos>",
-    "<tts_text_eod>",
-    "<tts_text_bos_single>",
-    "<|audio_pad|>",
-)
-_MEDIA = {
-    "audio_bos_token": "<|audio_start|>",
-    "audio_eos_token": "<|audio_end|>",
-    "audio_token": "<|audio_pad|>",
-    "image_token": "<|image_pad|>",
-    "video_token": "<|video_pad|>",
-    "vision_bos_token": "<|vision_start|>",
-    "vision_eos_token": "<|vision_end|>",
-}
 # As the published one in what it has: tools and their calls, reasoning, and a clause that skips it.
 CHAT_TEMPLATE = """\
 {%- macro parts(content) -%}
@@ -130,12 +86,16 @@ CHAT_TEMPLATE = """\
 
 
 class TinyTokenizer(WordTokenizer):
-    """A ``WordTokenizer`` with ``SPECIAL_TOKENS``.
+    """A ``WordTokenizer`` with the published added tokens.
+
+    Args:
+        size: Of the whole vocabulary.
 
     Raises:
         ValueError: ``size`` leaves no room for the roles' names, which must be one token each.
     """
 
     def __init__(self, size: int) -> None:
-        settings = {**_MEDIA, "extra_special_tokens": _MEDIA, "processor_class": "Qwen3OmniMoeProcessor"}
-        super().__init__(size, SPECIAL_TOKENS, CHAT_TEMPLATE, settings)
+        published = published_model("qwen3_omni")
+        settings = published.config("tokenizer_config.json")
+        super().__init__(size - len(published.added_tokens), settings, CHAT_TEMPLATE)

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Config = Mapping[str, Any]
+# Places of the vision encoder's learned positions, 48 by 48; no published config says so.
+_POSITIONS = 2304
 # Answers are text: as in a trained model, tokens that only prompts have are out of reach.
 _UNREACHABLE = 0.02
 # Speech ends late rather than at once: transformers fails to decode speech without a frame.
@@ -114,7 +116,7 @@ def _visual(config: Config) -> Iterator[TensorSpec]:
         _gain(inputs, 0.7),
     )
     yield TensorSpec(f"{name}.patch_embed.proj.bias", (width,), 0.1)
-    yield TensorSpec(f"{name}.pos_embed.weight", (config["num_position_embeddings"], width), 0.3)
+    yield TensorSpec(f"{name}.pos_embed.weight", (_POSITIONS, width), 0.3)
     for i in range(config["depth"]):
         block = f"{name}.blocks.{i}"
         yield from _norm(f"{block}.norm1", width, bias=True)

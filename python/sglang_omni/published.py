@@ -1,0 +1,119 @@
+"""What is published of each family's models: facts of their files, without their texts and weights.
+
+``models/FAMILY/published.json`` holds them. Makers of random checkpoints shrink these configs, tests hold
+loaders against these names, and docs/models.md lists these ids: none of them has a config of its own.
+``scripts/published_facts.py`` writes the facts of a folder with a model's files.
+
+Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+_MODELS = Path(__file__).parent / "models"
+_RANGE = re.compile(r"\{(\d+)-(\d+)\}")
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """
+    Attributes:
+        id: Its repository on the hub, ``org/name``.
+        source: Where the facts are from.
+        derived: Facts that were not seen but follow from others, by name, with the reason.
+        configs: Its small files, parsed, by their names: ``"config.json"`` and others. Vocabularies and chat
+            templates are left out.
+        listing: Bytes of each file by its name; None if they are not known.
+        tensors: Patterns of the names of its weights: ``{0-47}`` stands for each of these numbers.
+        total_size: Bytes of the weights; None if they are not known.
+        vocabulary: Tokens without the added ones; None if that is not known.
+    """
+
+    id: str
+    source: str
+    derived: Mapping[str, str] = field(default_factory=dict)
+    configs: Mapping[str, Any] = field(default_factory=dict)
+    listing: Mapping[str, int | None] = field(default_factory=dict)
+    tensors: tuple[str, ...] = ()
+    total_size: int | None = None
+    vocabulary: int | None = None
+
+    def config(self, name: str = "config.json") -> dict[str, Any]:
+        """A copy of one of its files.
+
+        Raises:
+            KeyError: The facts do not have it.
+        """
+        fields: dict[str, Any] = copy.deepcopy(self.configs[name])
+        return fields
+
+    def tensor_names(self) -> Iterator[str]:
+        """The names of all weights."""
+        for pattern in self.tensors:
+            yield from expanded(pattern)
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Ids of the tokens behind the vocabulary, special or not."""
+        tokens = self.configs.get("tokenizer_config.json", {}).get("added_tokens_decoder", {})
+        return {entry["content"]: int(token_id) for token_id, entry in tokens.items()}
+
+
+def published_models(family: str) -> tuple[PublishedModel, ...]:
+    """The models of a family, the one that its maker shrinks first; none if it has no facts."""
+    return _read(_MODELS / family / "published.json")
+
+
+def published_model(family: str, model_id: str | None = None) -> PublishedModel:
+    """One model of a family; without an id the first.
+
+    Raises:
+        KeyError: The family has no such model.
+    """
+    for model in published_models(family):
+        if model_id in (None, model.id):
+            return model
+    raise KeyError(f"{family}: {model_id}")
+
+
+def shrunk(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A published config with other values. Parts are changed field by field, lists and values as a whole.
+
+    Raises:
+        KeyError: A field of ``changes`` is not in ``config``: no published checkpoint has it.
+    """
+    result = dict(config)
+    for name, value in changes.items():
+        if name not in config:
+            raise KeyError(f"no published config has {name!r} here; it has {', '.join(config)}")
+        whole = isinstance(value, Mapping) and isinstance(config[name], Mapping)
+        result[name] = shrunk(config[name], value) if whole else value
+    return result
+
+
+def expanded(pattern: str) -> Iterator[str]:
+    """The names that a pattern stands for, in the order of its numbers."""
+    parts = _RANGE.split(pattern)
+    texts, firsts, lasts = parts[::3], parts[1::3], parts[2::3]
+    ranges = [range(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
+    for numbers in product(*ranges):
+        yield texts[0] + "".join(f"{number}{text}" for number, text in zip(numbers, texts[1:], strict=True))
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path) -> tuple[PublishedModel, ...]:
+    if not path.is_file():
+        return ()
+    return tuple(
+        PublishedModel(**{**fields, "tensors": tuple(fields.get("tensors", ()))})
+        for fields in json.loads(path.read_bytes())
+    )

@@ -1,0 +1,103 @@
+"""Writes the facts of a model's files into its family's published.json.
+
+    python scripts/published_facts.py FAMILY ORG/NAME FOLDER --source "where FOLDER is from"
+
+FOLDER holds the model's files as they are published, or some of them; ``.gz`` files are read as what they
+hold. Numbers, names and values are kept; vocabularies, chat templates and other texts are not. What is
+written about the model before, such as ``derived`` and sizes, stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+MODELS = Path(__file__).parents[1] / "python" / "sglang_omni" / "models"
+_CONFIGS = (
+    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("tokenizer_config.json", "special_tokens_map.json"),
+)
+# Texts, and numbers that are weights.
+_LEFT_OUT = ("chat_template", "mel_filters")
+
+
+def facts_of(model_id: str, folder: Path) -> dict[str, Any]:
+    files = {path.name.removesuffix(".gz"): path for path in sorted(folder.iterdir()) if path.is_file()}
+    facts: dict[str, Any] = {"id": model_id, "configs": {}, "listing": {}}
+    for name in _CONFIGS:
+        if name in files:
+            fields = json.loads(_content(files[name]))
+            facts["configs"][name] = {key: fields[key] for key in fields if key not in _LEFT_OUT}
+    for name, path in files.items():
+        if name.endswith(".index.json"):
+            index = json.loads(_content(path))
+            facts["tensors"] = patterns_of(index["weight_map"])
+            facts["total_size"] = index.get("metadata", {}).get("total_size")
+            facts["listing"] |= dict.fromkeys(sorted(set(index["weight_map"].values())))
+        if name == "vocab.json":
+            facts["vocabulary"] = len(json.loads(_content(path)))
+        if not name.endswith(".seen"):
+            facts["listing"][name] = len(_content(path))
+    return facts
+
+
+def patterns_of(names: Iterable[str]) -> list[str]:
+    """Patterns that stand for exactly these names: ``layers.{0-47}.weight``."""
+    numbers: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for name in names:
+        numbers[re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "{}", name)].add(
+            tuple(int(number) for number in re.findall(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", name))
+        )
+    return sorted(pattern for skeleton, found in numbers.items() for pattern in _patterns(skeleton, found))
+
+
+def _patterns(skeleton: str, found: set[tuple[int, ...]]) -> list[str]:
+    columns = [sorted(set(column)) for column in zip(*found, strict=True)]
+    spans = [(column[0], column[-1]) for column in columns]
+    if prod(last - first + 1 for first, last in spans) == len(found):
+        for first, last in spans:
+            skeleton = skeleton.replace("{}", str(first) if first == last else f"{{{first}-{last}}}", 1)
+        return [skeleton]
+    # The first number whose values differ splits them.
+    place = next(place for place, column in enumerate(columns) if len(column) > 1)
+    return [
+        pattern
+        for value in columns[place]
+        for pattern in _patterns(skeleton, {each for each in found if each[place] == value})
+    ]
+
+
+def _content(path: Path) -> bytes:
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.suffix == ".gz" else data
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("family")
+    parser.add_argument("id")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--source", required=True)
+    args = parser.parse_args(argv)
+    path = MODELS / args.family / "published.json"
+    models: list[dict[str, Any]] = json.loads(path.read_bytes()) if path.is_file() else []
+    new = facts_of(args.id, args.folder) | {"source": args.source}
+    for place, old in enumerate(models):
+        if old["id"] == args.id:
+            listing = {**old.get("listing", {}), **new["listing"]}
+            models[place] = {**old, **new, "listing": dict(sorted(listing.items()))}
+            break
+    else:
+        models.append(new)
+    path.write_text(json.dumps(models, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
