@@ -186,16 +186,17 @@ def test_doubtful_windows_are_written_again(whispers, tmp_path):
     assert {each["temperature"] for answer in drawn for each in answer.result["segments"]} == {0.1}
 
 
-def test_repetitions_are_written_again(whispers, monkeypatch):
+def test_repetitions_are_written_again(whispers, tmp_path, monkeypatch):
     """At each temperature in turn; if even the last one repeats itself, its text is taken."""
     from sglang_omni.models.whisper import transcribe
     from sglang_omni.models.whisper.components import fallback
 
-    twins = whispers["multilingual"]
+    # Whose texts are all likely enough.
+    twins = doubtful_if_below(whispers["english"], tmp_path / "likely", -99.0)
     (answer,) = twins.ours(SOUNDS[1:2], language="en", fallback=True)
-    assert "".join(chunk["text"] for chunk in answer.chunks) == answer.result["text"]
-    ratios = [each["compression_ratio"] for each in answer.result["segments"]]
-    assert max(ratios) <= 2.4
+    assert answer.streamed == answer.result["text"]
+    for each in answer.result["segments"]:
+        assert each["compression_ratio"] <= 2.4 or each["temperature"] == 1.0
     monkeypatch.setattr(fallback, "_MOST_COMPRESSION", 0.01)
     (answer,) = twins.ours(SOUNDS[1:2], language="en", fallback=True)
     assert {each["temperature"] for each in answer.result["segments"]} == {1.0}
