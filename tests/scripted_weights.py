@@ -7,18 +7,19 @@ So no token may stand in the script twice.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+
+from sglang_omni.weight_files import weight_files_in
 
 # What a layer adds to the stream.
 _ADDED = re.compile(r"(self_attn\.o_proj|down_proj)\.weight$")
 
 
 def make_say(directory: Path, script: Sequence[int], *, decoder: str, embeddings: str, head: str) -> None:
-    """Rewrites a checkpoint's weights in place.
+    """Rewrites the weights of a checkpoint with an index, in place.
 
     Args:
         script: Token ids: the last one of every prompt, and then the answer.
@@ -34,12 +35,13 @@ def make_say(directory: Path, script: Sequence[int], *, decoder: str, embeddings
 
     if len(set(script)) != len(script):
         raise ValueError(f"a token stands in the script twice: {sorted(script)}")
-    with safe_open(_file_of(directory, embeddings), framework="pt") as file:
+    files = weight_files_in(directory)
+    with safe_open(directory / files.weight_map[embeddings], framework="pt") as file:
         table = file.get_tensor(embeddings)
     said = torch.zeros_like(table)
     for before, token in pairwise(script):
         said[token] = 8 * table[before] / table[before].float().norm()
-    for path in sorted({_file_of(directory, head), *directory.glob("*.safetensors")}):
+    for path in (directory / name for name in files.files):
         with safe_open(path, framework="pt") as file:
             names, metadata = list(file.keys()), file.metadata()
             if not any(name == head or name.startswith(decoder) for name in names):
@@ -51,10 +53,3 @@ def make_say(directory: Path, script: Sequence[int], *, decoder: str, embeddings
             elif name.startswith(decoder) and _ADDED.search(name):
                 tensors[name] = torch.zeros_like(tensors[name])
         save_file(tensors, path, metadata)
-
-
-def _file_of(directory: Path, tensor: str) -> Path:
-    for index in directory.glob("*.safetensors.index.json"):
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-        return directory / str(weight_map[tensor])
-    return directory / "model.safetensors"

@@ -51,6 +51,7 @@ from sglang_omni.serve.launch.tracing_flags import add_tracing_flags, take_traci
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
 if TYPE_CHECKING:
+    from sglang_omni.config import PipelineConfig
     from sglang_omni.config.plan import PipelinePlan
 
 logger = logging.getLogger(__name__)
@@ -279,7 +280,7 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
     options = ReplicaOptions(
         host=args.host,
         port=args.port,
-        model_names=args.served_model_name or (),
+        model_names=_model_names(plan.config, args),
         max_body_size=args.max_body_size,
         max_json_size=args.max_json_size,
         start_timeout=args.start_timeout,
@@ -294,6 +295,12 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
     return asyncio.run(run_replica(plan, options))
 
 
+def _model_names(config: PipelineConfig, args: argparse.Namespace) -> list[str]:
+    """The names by which requests may ask for the model: the pipeline's, and the one of the command line."""
+    names: list[str] = args.served_model_name or [config.name or "", args.model_path or ""]
+    return list(dict.fromkeys(filter(None, names)))
+
+
 def _run_fleet(args: argparse.Namespace) -> int:
     from sglang_omni.gpus import only_first, visible_devices
     from sglang_omni.serve.launch.fleet import FleetOptions, gpus_of_replicas, run_fleet, share_of_each
@@ -306,8 +313,8 @@ def _run_fleet(args: argparse.Namespace) -> int:
     from_hub = Path(config.model_path).is_absolute() and config.model_path != args.model_path
     if from_hub and not given_parts(args):
         # Downloaded from the hub: the replicas get the directory, and the name by which it was asked for.
+        args.served_model_name = _model_names(config, args)
         args.model_path = config.model_path
-        args.served_model_name = args.served_model_name or [config.name]
     options = FleetOptions(
         size=args.dp_size,
         host=args.host,

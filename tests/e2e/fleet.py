@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,11 @@ class Fleet:
     descendants: dict[int, psutil.Process] = field(default_factory=dict)
 
     @classmethod
-    def launch(cls, log: Path, *arguments: str) -> Fleet:
+    def launch(cls, log: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Fleet:
+        """
+        Args:
+            env: Variables beside this process's own.
+        """
         command = [sys.executable, "-m", "sglang_omni.launch_server", "--port", "0", *arguments]
         # Tests that are killed leave no server behind.
         command += ["--parent-pid", str(os.getpid())]
@@ -82,6 +86,7 @@ class Fleet:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, **(env or {})},
             )
         try:
             # The launcher's own word, not a replica's: its members are all there.

@@ -20,13 +20,19 @@ from sglang_omni.published import published_model
 from sglang_omni.random_weights import mark_random
 
 
-def make_tiny_checkpoint(directory: str | Path, seed: int, shape: TinyShape | None = None) -> Path:
+def make_tiny_checkpoint(
+    directory: str | Path,
+    seed: int,
+    shape: TinyShape | None = None,
+    tokenizer: TinyTokenizer | None = None,
+) -> Path:
     """Writes a random checkpoint with all the files of a published one. Equal arguments give equal bytes.
 
     Args:
         directory: Created if it does not exist; files of the same names are replaced.
         seed: Of the weights.
         shape: Sizes of the model; None for the defaults.
+        tokenizer: None for one that is learned from some words, of the shape's ``vocab_size``.
 
     Returns:
         ``directory``.
@@ -36,7 +42,7 @@ def make_tiny_checkpoint(directory: str | Path, seed: int, shape: TinyShape | No
     """
     shape = shape or TinyShape()
     directory = Path(directory)
-    tokenizer = TinyTokenizer(shape.vocab_size)
+    tokenizer = tokenizer or TinyTokenizer(shape.vocab_size)
     directory.mkdir(parents=True, exist_ok=True)
     config = shape.config(tokenizer)
     write_json(directory / "config.json", config)

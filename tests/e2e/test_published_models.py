@@ -1,0 +1,142 @@
+"""From the id of a published model to an answer: the hub's listing, the files that are fetched, the loader, a
+request over HTTP, and transformers' answer to it. Weights are random; all else is as it is published."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import published_repositories
+import pytest
+from fake_hub import SHA, FakeHub, fake_hub
+from fleet import Fleet
+from published_repositories import DECOYS, QWEN3_OMNI
+from qwen3_omni_cases import Case
+from qwen3_omni_oracle import Oracle, OracleAnswer
+from sample_media import audio_part, image_part, picture, sound, user
+from scripted_weights import make_say
+
+from sglang_omni.client.audio import decode_wav, encode_wav
+from sglang_omni.preprocessing.text import load_tokenizer
+
+pytestmark = pytest.mark.long
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "now",
+        "description": "The time of day",
+        "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
+    },
+}
+
+
+@contextmanager
+def served(folder: Path, model_id: str, repository: Path, *flags: str) -> Iterator[openai.OpenAI]:
+    """A client of a server that was given nothing but the model's id; the hub has ``repository``."""
+    with fake_hub({model_id: repository}) as hub:
+        home = folder / "hub"
+        env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+        server = Fleet.launch(folder / "server.log", "--model-path", model_id, *flags, env=env)
+        try:
+            check_fetched(hub, model_id, repository)
+            yield openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=240)
+        finally:
+            server.stop()
+
+
+def check_fetched(hub: FakeHub, model_id: str, repository: Path) -> None:
+    """Each file that is served came once, and no other one did."""
+    at = f"GET /{model_id}/resolve/{SHA}/"
+    fetched = {path.removeprefix(at): count for path, count in hub.requests.items() if path.startswith(at)}
+    weights = {path.name for path in repository.glob("model-*-of-*.safetensors")}
+    assert weights <= set(fetched)
+    assert not set(fetched) & set(DECOYS)
+    assert {name: count for name, count in fetched.items() if count > 1} == {}
+
+
+def spoken(client: openai.OpenAI, case: Case) -> Any:
+    body = case.chat_body
+    own = ("messages", "modalities", "audio", "max_tokens", "temperature", "tools", "stop")
+    extra = {name: value for name, value in body.items() if name not in own}
+    asked = {name: body[name] for name in own if name in body}
+    answer = client.chat.completions.create(model=QWEN3_OMNI, **asked, extra_body=extra)
+    return answer.choices[0]
+
+
+def check(choice: Any, right: OracleAnswer, text: str) -> None:
+    """Tokens, text, and each sample of the WAV file."""
+    assert choice.token_ids == right.token_ids
+    assert choice.message.content == text
+    check_samples(choice, right)
+
+
+def check_samples(choice: Any, right: OracleAnswer) -> None:
+    ours, _ = decode_wav(base64.b64decode(choice.message.audio.data))
+    theirs, _ = decode_wav(encode_wav(right.waveform, 24_000))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1.01 / 32768)
+
+
+def cases(oracle: Oracle) -> dict[str, Case]:
+    """In text and media; cut at their length, and stopped by a text."""
+    asked = [
+        Case("text", [{"role": "system", "content": "Be brief."}, user("Who are you?")]),
+        Case("tools", [user("What time is it?")], tools=(WEATHER,)),
+        Case("media", [user(image_part(picture(1)), audio_part(sound(1)), "Do they fit?")], speaker="Aiden"),
+    ]
+    found = [case.spoken_by(oracle)[0] for case in asked]
+    return {case.name: case for case in [*found, found[0].stopped_by(oracle)]}
+
+
+@pytest.mark.parametrize("engine", ["omni", "sglang"])
+def test_qwen3_omni(tmp_path: Path, engine: str) -> None:
+    """With the published vocabulary and a template that thinks: speech is transformers' sample for sample."""
+    repository = published_repositories.qwen3_omni(tmp_path / "repository", seed=5)
+    oracle = Oracle.load(repository)
+    with served(tmp_path, QWEN3_OMNI, repository, "--engine", engine) as client:
+        for name, case in cases(oracle).items():
+            right = case.expected(oracle)
+            text = right.text.split(case.stop)[0] if case.stop else right.text
+            check(spoken(client, case), right, text)
+            assert name != "text" or len(right.token_ids) == case.max_tokens, "it is cut at its length"
+
+
+SAID = "Let me look."
+THOUGHT = "Hmm"
+CALL = '<tool_call>{"name":"now","arguments":{"n":3}}</tool_call>'
+
+
+def say(repository: Path, text: str) -> None:
+    """Makes the thinker answer with a text in which no token comes twice; a prompt ends with a line break."""
+    ids = load_tokenizer(repository).encode(f"\n{text}<|im_end|>", add_special_tokens=False).ids
+    thinker = {
+        "decoder": "thinker.model.layers.",
+        "embeddings": "thinker.model.embed_tokens.weight",
+        "head": "thinker.lm_head.weight",
+    }
+    make_say(repository, ids, **thinker)
+
+
+def test_qwen3_omni_thinks_speaks_and_calls(tmp_path: Path) -> None:
+    """Its reasoning and its call are read out of the answer. Its voice is that of transformers for an answer
+    of nothing but the content."""
+    repository = published_repositories.qwen3_omni(tmp_path / "repository", seed=6)
+    plain = published_repositories.qwen3_omni(tmp_path / "plain", seed=6)
+    say(repository, f"<think>{THOUGHT}</think>\n\n{SAID}{CALL}")
+    say(plain, SAID)
+    case = Case("said", [user("What time is it?")], tools=(WEATHER,), max_tokens=64)
+    right = case.expected(Oracle.load(plain))
+    assert (right.text, len(right.codes)) == (SAID, case.max_frames)
+    with served(tmp_path, QWEN3_OMNI, repository) as client:
+        choice = spoken(client, case)
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("now", '{"n":3}')
+        assert (choice.message.content, choice.message.reasoning_content) == (SAID, THOUGHT)
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.audio.transcript == SAID
+        assert choice.message.audio.codes == right.codes
+        check_samples(choice, right)
