@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ class FakeHub(ThreadingHTTPServer):
     Attributes:
         requests: How often each path was asked for.
         tokens: The authorizations that came.
+        sent: Bytes of files that were sent, by their names.
     """
 
     def __init__(self, repos: Mapping[str, Path], gated: frozenset[str] = frozenset()) -> None:
@@ -28,6 +30,7 @@ class FakeHub(ThreadingHTTPServer):
         self.gated = gated
         self.requests: Counter[str] = Counter()
         self.tokens: set[str] = set()
+        self.sent: Counter[str] = Counter()
 
     @property
     def url(self) -> str:
@@ -80,8 +83,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, {"x-error-code": "GatedRepo", "x-error-message": "no"}, b"", body=body)
             return
         data = dict(self._files(repo))[name]
-        etag = f'"{hashlib.sha1(data).hexdigest()}"'
-        self._send(200, {"etag": etag, "x-repo-commit": SHA}, data, body=body)
+        headers = {"etag": f'"{hashlib.sha1(data).hexdigest()}"', "x-repo-commit": SHA}
+        if (wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range") or "")) is None:
+            self.server.sent[name] += len(data) if body else 0
+            self._send(200, headers, data, body=body)
+            return
+        part = data[int(wanted[1]) : int(wanted[2]) + 1]
+        headers["content-range"] = f"bytes {wanted[1]}-{int(wanted[1]) + len(part) - 1}/{len(data)}"
+        self.server.sent[name] += len(part)
+        self._send(206, headers, part, body=body)
 
     def _files(self, repo: str) -> Iterator[tuple[str, bytes]]:
         folder = self.server.repos[repo]

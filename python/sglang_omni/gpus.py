@@ -23,6 +23,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 CUSTOM_ALL_REDUCE = "SGLANG_OMNI_CUSTOM_ALL_REDUCE"
 
 _most: ContextVar[int | None] = ContextVar("most", default=None)
+_assumed: ContextVar[Sequence[Gpu] | None] = ContextVar("assumed", default=None)
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,28 @@ class Gpu:
 def visible_gpus() -> list[Gpu]:
     """The GPUs that this process may use, by the index that ``cuda:N`` has; none without a driver.
 
-    ``CUDA_VISIBLE_DEVICES`` decides which these are, and inside of ``only_first`` its count. Of several MIG
-    slices CUDA shows a process the first alone. No memory is taken on them.
+    ``CUDA_VISIBLE_DEVICES`` decides which these are, inside of ``only_first`` its count, and inside of
+    ``assuming`` its argument. Of several MIG slices CUDA shows a process the first alone. No memory is taken
+    on them.
     """
+    if (assumed := _assumed.get()) is not None:
+        return list(assumed)
     try:
         driver = cuda_driver()
         count, most = driver.device_count(), _most.get()
         return [Gpu(i, *driver.describe(i)) for i in range(count if most is None else min(count, most))]
     except CudaError:
         return []
+
+
+@contextmanager
+def assuming(gpus: Sequence[Gpu]) -> Iterator[None]:
+    """In it, ``visible_gpus`` has these, whatever the machine has."""
+    token = _assumed.set(gpus)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
 
 
 @contextmanager

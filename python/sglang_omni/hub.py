@@ -7,10 +7,15 @@ others.
 from __future__ import annotations
 
 import glob
+import json
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +33,10 @@ _SETTINGS = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "*.model", "*.tikto
 _FIRST = ("config.json", "*.safetensors.index.json")
 # The same model a second time, in a layout that is not read here.
 _DUPLICATES = ("consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*")
+
+
+# Of a file of a family's own, the most that is fetched to see what is in it.
+_SMALL = 4_000_000
 
 
 class HubError(Exception):
@@ -110,6 +119,7 @@ def download(
     """The directory of a repository's files, which are downloaded unless they are in the cache.
 
     No weights are fetched twice: of copies in several layouts or precisions only the one that is read.
+    Inside of ``outlines_only`` no weights are fetched at all.
     Progress bars are huggingface_hub's, in a terminal.
 
     Args:
@@ -122,6 +132,8 @@ def download(
         HubError: It cannot be had; the text says why and what to do.
     """
     wanted = _plan(repo_id, revision, own_files, weights=weights)
+    if weights and (outlines := _outlines.get()) is not None:
+        return outlines.add(wanted)
     if missing := [file for file in wanted.files if not file.cached]:
         logger.info("%s: downloading %d files, %.2f GB", repo_id, len(missing), wanted.missing_size / 1e9)
     with _explained(repo_id, revision):
@@ -129,6 +141,92 @@ def download(
         _snapshot(repo_id, wanted.commit, [*_SETTINGS, *(glob.escape(file.name) for file in wanted.weights)])
     logger.info("%s is in %s", repo_id, wanted.directory)
     return wanted.directory
+
+
+class Outlines:
+    """Directories that look like downloaded checkpoints, whose weights are headers before holes.
+
+    Attributes:
+        plans: What serving each would have fetched.
+        places: The id of the repository of each directory.
+        unseen: Paths of files of which nothing was fetched.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.plans: list[DownloadPlan] = []
+        self.places: dict[Path, str] = {}
+        self.unseen: list[Path] = []
+
+    def add(self, wanted: DownloadPlan) -> Path:
+        """The directory of a repository's outline. Fetches its settings, and the headers of its weights.
+
+        Raises:
+            HubError: It cannot be had.
+        """
+        outline = self._folder / wanted.repo_id.replace("/", "--")
+        if outline in self.places:
+            return outline
+        self.places[outline] = wanted.repo_id
+        self.plans.append(wanted)
+        names = [*_SETTINGS, *(glob.escape(f.name) for f in wanted.weights if f.cached or _is_small(f))]
+        with _explained(wanted.repo_id, None):
+            here = _snapshot(wanted.repo_id, wanted.commit, names)
+            for name in _everything(here):
+                (outline / name).parent.mkdir(parents=True, exist_ok=True)
+                (outline / name).symlink_to(here / name)
+            with ThreadPoolExecutor(_HEADERS_AT_ONCE) as pool:
+                far = [file for file in wanted.weights if not (outline / file.name).exists()]
+                for file, header in zip(far, pool.map(partial(_header, wanted), far), strict=True):
+                    path = outline / file.name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(header)
+                    os.truncate(path, file.size)
+                    if not header:
+                        self.unseen.append(path)
+        return outline
+
+
+_outlines: ContextVar[Outlines | None] = ContextVar("outlines", default=None)
+_HEADERS_AT_ONCE = 8
+
+
+@contextmanager
+def outlines_only(folder: Path) -> Iterator[Outlines]:
+    """In it, ``download`` gives outlines in ``folder`` instead of weights: for checks of what is there."""
+    token = _outlines.set(outlines := Outlines(folder))
+    try:
+        yield outlines
+    finally:
+        _outlines.reset(token)
+
+
+def _is_small(file: RepoFile) -> bool:
+    return not file.name.endswith(".safetensors") and file.size <= _SMALL
+
+
+def _everything(directory: Path) -> list[str]:
+    return [str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()]
+
+
+def _header(wanted: DownloadPlan, file: RepoFile) -> bytes:
+    """The header of a safetensors file, fetched by itself; empty for another file."""
+    from huggingface_hub import HfApi
+
+    if not file.name.endswith(".safetensors"):
+        return b""
+    found = HfApi().parse_safetensors_file_metadata(wanted.repo_id, file.name, revision=wanted.commit)
+    text = json.dumps(
+        {
+            name: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
+            for name, info in found.tensors.items()
+        },
+        separators=(",", ":"),
+    ).encode()
+    # As long as the file's own, which the offsets of its end tell.
+    end = max((info.data_offsets[1] for info in found.tensors.values()), default=0)
+    text = text.ljust(file.size - end - 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _plan(repo_id: str, revision: str | None, own_files: OwnFiles, *, weights: bool) -> DownloadPlan:

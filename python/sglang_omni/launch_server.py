@@ -17,7 +17,7 @@ from sglang_omni.command_line import CommandParser
 from sglang_omni.router.flags import add_flags, port
 from sglang_omni.serve.launch.counterparts import counterpart
 from sglang_omni.serve.launch.flags import count, not_empty, passed_on, seconds
-from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, add_health_flags, apply_health_flags
+from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, add_health_flags
 from sglang_omni.serve.launch.key_flags import add_key_flags, routers_keys, take_access
 from sglang_omni.serve.launch.launcher_flags import add_launcher_flags, check_launcher_flags, chosen_launcher
 from sglang_omni.serve.launch.limit_flags import LIMIT_FLAGS, add_limit_flags, given_limits
@@ -28,11 +28,10 @@ from sglang_omni.serve.launch.listen_flags import (
     tls_context,
 )
 from sglang_omni.serve.launch.log_limit import LogLimit
-from sglang_omni.serve.launch.model_flags import MODEL_FLAGS, add_model_flags, apply_model_flags
+from sglang_omni.serve.launch.model_flags import MODEL_FLAGS, add_model_flags
 from sglang_omni.serve.launch.part_flags import (
     PART_FLAGS,
     add_part_flags,
-    check_keys,
     check_part_flags,
     given_parts,
     load_cascade,
@@ -40,10 +39,6 @@ from sglang_omni.serve.launch.part_flags import (
 from sglang_omni.serve.launch.pipelines import (
     DEFAULT_MODEL,
     LaunchError,
-    check_installed,
-    check_split,
-    fit_gpus,
-    fit_ram,
     load_pipeline,
 )
 from sglang_omni.serve.launch.stopping import stop_with_parent
@@ -250,27 +245,16 @@ def _without_number(exc: OSError) -> str:
 
 def _plan(args: argparse.Namespace) -> PipelinePlan:
     """The plan of the pipeline that the flags describe; raises what ``_serve`` tells."""
-    from sglang_omni.config import validate_config
-    from sglang_omni.serve.launch.preflight import check_gpus, check_system
+    from sglang_omni.serve.launch.checks import Checks, check_pipeline
+    from sglang_omni.serve.launch.preflight import check_system
 
     check_system()
     if given_parts(args):
         config = load_cascade(args)
     else:
         config = load_pipeline(args.model_path, args.config, args.revision)
-    check_keys(config)
-    apply_model_flags(config, args)
-    apply_health_flags(config, args)
-    check_installed(config)
-    memory = fit_gpus(config, elsewhere=args.launcher == "ray")
-    for line in memory.lines() if memory is not None else ():
-        logger.info("%s", line)
-    if args.launcher != "ray" and (ram := fit_ram(config, args.dp_size)) is not None:
-        logger.info("%s %s", config.name, ram.summary())
-    plan = validate_config(config)
-    check_split(config)
-    if args.launcher != "ray":
-        check_gpus(plan)
+    plan = check_pipeline(config, args, Checks())
+    assert plan is not None, "a check that fails ends a start"
     return plan
 
 

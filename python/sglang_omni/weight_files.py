@@ -64,7 +64,8 @@ def weight_files(
         loose = [name for name in names if name.endswith(_FILE_END) and "/" not in name]
         if not (own := sorted(name for name in loose if not name.startswith(_FOREIGN))):
             raise FileNotFoundError(
-                f"it has neither {SINGLE_FILE} nor {INDEX_FILE}, and only safetensors files are read here"
+                f"it has neither {SINGLE_FILE} nor {INDEX_FILE}, and only safetensors files are read "
+                "here: take a revision that has them, or save it with transformers' save_pretrained"
             )
         return WeightFiles(tuple(own))
     if not source.endswith(_INDEX_END):

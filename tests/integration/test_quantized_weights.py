@@ -213,7 +213,7 @@ def test_every_row_of_compressed_tensors_has_a_place(
         (lambda tensors: tensors.pop("model.layers.0.self_attn.q_proj.weight_scale_inv"), "lacks the tensor"),
         (
             lambda tensors: tensors.update({"model.layers.0.self_attn.k_scale": torch.ones(1)}),
-            "1 tensors the model lacks: model.layers.0.self_attn.k_scale",
+            "1 tensor the model lacks: model.layers.0.self_attn.k_scale",
         ),
         (
             lambda tensors: tensors.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}),

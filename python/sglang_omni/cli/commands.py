@@ -51,6 +51,7 @@ COMMANDS = (
     Command("trace", "sglang_omni.cli.trace", "fetch what a request did when, for ui.perfetto.dev"),
     Command("config", "sglang_omni.cli.config", "show or check a pipeline's config"),
     Command("new", "sglang_omni.cli.new", "make a pipeline or a model family of your own, with tests"),
+    Command("check", "sglang_omni.cli.check", "say if a model would start, without its weights"),
     Command("doctor", "sglang_omni.cli.doctor", "say what this machine has and lacks to serve models"),
     Command(
         "make-tiny-checkpoint",

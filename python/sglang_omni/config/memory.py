@@ -123,6 +123,16 @@ class MemoryPlan:
     def fits(self) -> bool:
         return not self.missing and all(gpu.free >= 0 for gpu in self.gpus)
 
+    def summary(self) -> str:
+        """The plan in a line."""
+        return "; ".join(
+            f"GPU {used.gpu.index}, {used.gpu.name}: weights {gib(sum(s.weights for s in used.stages))}, "
+            f"KV cache {gib(sum(s.kv for s in used.stages))} "
+            f"({', '.join(f'{s.stage} {s.tokens:,} tokens' for s in used.stages if s.tokens)}), "
+            f"{gib(used.free)} free of {gib(used.gpu.total_bytes)}"
+            for used in self.gpus
+        )
+
     def lines(self) -> Iterator[str]:
         """The plan as a table, a line at a time."""
         for used in self.gpus:
@@ -266,10 +276,15 @@ def fit_memory(config: PipelineConfig, gpus: Sequence[MemoryOfGpu]) -> MemoryPla
 
 
 def refusal(plan: MemoryPlan) -> str:
-    """Why a plan that does not fit is refused: the table, and what to change."""
-    table = "\n".join(plan.lines())
-    changes = "\n".join(f"  - {change}" for change in plan.changes)
-    return f"the models do not fit the GPU memory:\n{table}\nWhat to change, one of:\n{changes}"
+    """Why a plan that does not fit is refused: a line with what to change, and the table."""
+    lacks = [
+        f"GPU {used.gpu.index} lacks {gib(-used.free)} of {gib(used.gpu.total_bytes)}"
+        for used in plan.gpus
+        if used.free < 0
+    ]
+    lacks += [f"there is no GPU {index}" for index in plan.missing]
+    head = f"the models do not fit the GPU memory ({', '.join(lacks)}): {'; or '.join(plan.changes)}"
+    return "\n".join([head, *plan.lines()])
 
 
 @dataclass

@@ -20,6 +20,7 @@ from sglang_omni.model_runner.cuda_graphs import recorder_for
 from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.decoder import Decoder
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
+from sglang_omni.model_runner.headers import header_report
 from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.loader import DTYPES
 from sglang_omni.model_runner.parallel import TensorParallelGroup
@@ -44,6 +45,12 @@ def build_engine(kind: EngineKind | None, spec: DecoderSpec, options: EngineOpti
         ImportError: SGLang is needed, but is not installed or not of the supported version.
         FileNotFoundError, ValueError: The checkpoint or an option is wrong.
     """
+    if (report := header_report()) is not None:
+        on_gpu = report.device == "cuda"
+        default = f"{'sglang' if on_gpu else 'omni'}, the default on a {'GPU' if on_gpu else 'CPU'}"
+        report.engine = report.engine or kind or default
+        # Both engines read the same tensors.
+        return build_omni_engine(spec, options)
     if kind is None and torch.device(options.device).type != "cpu":
         try:
             return build_engine("sglang", spec, options)
@@ -93,7 +100,7 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     gathers = attention.why_not_paged(config, model.dtype, device, page_size)
     if gathers:
         page_size = options.page_size or PAGE_SIZE
-        if device.type != "cpu":
+        if device.type == "cuda":
             logger.warning("Attention gathers keys and values for each layer: %s", gathers)
     num_pages = options.max_total_tokens // page_size
     if num_pages == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.quantization import quantization_of
 from sglang_omni.model_runner.config import DecoderConfig, UnsupportedDecoder
+from sglang_omni.model_runner.headers import HeaderReport, NotCompared, header_report
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,8 @@ def build_text_engine(kind: EngineKind | None, model_path: Path, options: Engine
         ImportError: SGLang is needed, but is not installed, not of the supported version, or lacks kernels.
         FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
     """
+    if (report := header_report()) is not None:
+        return _from_headers(report, kind, model_path, replace(options, device=report.device), options)
     chosen = kind or default_text_engine(model_path, options)
     if chosen == "sglang":
         from sglang_omni.engines.sglang.build import build_sglang_text_engine
@@ -88,3 +92,32 @@ def build_text_engine(kind: EngineKind | None, model_path: Path, options: Engine
             logger.warning("SGLang cannot be used, so that engine 'omni' computes %s: %s", model_path, exc)
             chosen = "omni"
     return build_engine(chosen, DecoderSpec.from_dir(model_path), options)
+
+
+def _from_headers(
+    report: HeaderReport,
+    kind: EngineKind | None,
+    model_path: Path,
+    options: EngineOptions,
+    on_meta: EngineOptions,
+) -> TokenEngine:
+    """As ``build_text_engine``, inside of ``headers_only``.
+
+    Args:
+        options, on_meta: The engine's, with the device that it would have, and with the meta device.
+
+    Raises:
+        NotCompared: SGLang's own class reads the checkpoint.
+    """
+    only = only_engine(model_path, options)
+    if kind is None and only is not None:
+        report.engine = f"{only.kind}, because {only.reason}"
+    if (kind or default_text_engine(model_path, options)) == "sglang" and only is not None:
+        from sglang_omni.engines.sglang.build import check_sglang
+
+        try:
+            check_sglang(model_path, options)
+        except ImportError as exc:
+            raise ImportError(f"{model_path} needs engine 'sglang', because {only.reason}: {exc}") from exc
+        raise NotCompared("SGLang's own class reads them")
+    return build_engine(kind, DecoderSpec.from_dir(model_path), on_meta)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
+from sglang_omni.model_runner.host_copies import to_host
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.norm import PlainNorm
 from sglang_omni.model_runner.rope import inverse_frequencies
@@ -229,7 +230,7 @@ def _load_layer(config: PredictorConfig, checkpoint: Checkpoint, prefix: str) ->
     norms = torch.ones(heads + kv_heads, dim)
     if config.qk_norm:
         q_norm, k_norm = take("self_attn.q_norm", dim), take("self_attn.k_norm", dim)
-        norms = torch.cat((q_norm.expand(heads, dim), k_norm.expand(kv_heads, dim))).float().cpu()
+        norms = to_host(torch.cat((q_norm.expand(heads, dim), k_norm.expand(kv_heads, dim))).float())
         norms *= PlainNorm.of(dim, config.rms_norm_eps, q_norm.device).scale
     angles = torch.outer(torch.arange(config.num_code_groups).float(), inverse_frequencies(config))
     cos = torch.cat((angles, angles), -1).cos().unsqueeze(1)

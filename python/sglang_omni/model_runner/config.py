@@ -35,6 +35,11 @@ ROPE_TYPES = {
 _WINDOWS = {"qwen2": 4096, "qwen3": 4096, "qwen3_moe": 4096, DENSE_THINKER: 32_768, DENSE_TALKER: 32_768}
 
 
+def missing_field(error: KeyError) -> str:
+    """Why a config.json without a field is refused."""
+    return f"{error.args[0]!r} is missing; take the config.json that was published with the weights"
+
+
 class UnsupportedDecoder(ValueError):
     """A decoder has a feature, or is of a family, that engine "omni" does not compute."""
 
@@ -147,7 +152,7 @@ class DecoderConfig:
         try:
             return cls._from_dict(fields, model_type)
         except KeyError as error:
-            raise ValueError(f"{error.args[0]!r} is missing") from None
+            raise ValueError(missing_field(error)) from None
 
     @classmethod
     def _from_dict(cls, fields: Mapping[str, Any], family: str | None) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Copies from the host to a GPU that nothing waits for."""
+"""Copies from the host to a GPU that nothing waits for, and from a device to the host."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     From pageable memory the host would wait for the copy, and so for everything queued before it.
     """
     return pinned(tensor, device).to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """``tensor`` on the host; ones for one of the meta device, which has no values."""
+    return torch.ones_like(tensor, device="cpu") if tensor.is_meta else tensor.cpu()
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:

@@ -16,10 +16,26 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from tqdm import tqdm
 
+from sglang_omni.model_runner.headers import DEVICE, has_more, header_report, lacks
 from sglang_omni.model_runner.readahead import read_ahead
 from sglang_omni.weight_files import weight_files_in
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# By safetensors' names.
+_STORED = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "BOOL": torch.bool,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +70,9 @@ class Checkpoint:
         self._directory = Path(model_path)
         self._dtype = dtype
         self._component = component
-        self._device = device
+        # Inside of headers_only, nothing that was built of weights has values.
+        self._report = header_report()
+        self._device = device if self._report is None else DEVICE
         self._opened: dict[Path, Any] = {}
         self._ahead: set[Path] = set()
         chosen = weight_files_in(self._directory)
@@ -79,7 +97,7 @@ class Checkpoint:
             desc=f"Loading {component.rstrip('.') or self._directory.name}",
             unit="tensor",
             leave=False,
-            disable=not sys.stderr.isatty(),
+            disable=self._report is not None or not sys.stderr.isatty(),
         )
 
     def _list_tensors(self, files: Sequence[str]) -> dict[str, Path]:
@@ -127,7 +145,12 @@ class Checkpoint:
         Raises:
             ValueError: The checkpoint has no such tensor.
         """
-        return self._stored(name).to(self._device)
+        stored = self._stored(name)
+        if self._report is None:
+            return stored.to(self._device)
+        # Code of others takes it, and may need values.
+        values: Tensor = self._open(self._owner[name]).get_tensor(name)
+        return values
 
     @property
     def unread(self) -> list[str]:
@@ -135,29 +158,44 @@ class Checkpoint:
         return sorted(self._left)
 
     def _take(self, name: str, shape: Sequence[int], *, integers: bool) -> Tensor:
-        tensor = self._stored(name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise ValueError(
-                f"checkpoint {self._directory}: {name!r} has shape {tuple(tensor.shape)}, "
-                f"config.json asks for {tuple(shape)}"
+        if self._report is not None and name not in self:
+            self._report.missing.setdefault(self._directory, []).append(name)
+        else:
+            tensor = self._stored(name)
+            if (wrong := self._misfit(name, tensor, tuple(shape), integers)) is None:
+                return tensor
+            if self._report is None:
+                raise ValueError(wrong)
+            self._report.wrong.append(wrong)
+        return torch.empty(tuple(shape), dtype=torch.int64 if integers else torch.float32, device=DEVICE)
+
+    def _misfit(self, name: str, tensor: Tensor, shape: tuple[int, ...], integers: bool) -> str | None:
+        """Why a tensor is refused; None if it is as the model wants it."""
+        if tuple(tensor.shape) != shape:
+            return (
+                f"checkpoint {self._directory}: {name!r} has shape {tuple(tensor.shape)}, config.json asks "
+                f"for {shape}; take both from one place"
             )
         if tensor.is_floating_point() == integers:
-            raise ValueError(
-                f"checkpoint {self._directory}: {name!r} is {tensor.dtype}, "
-                f"where {'integers' if integers else 'floating-point numbers'} are expected"
+            return (
+                f"checkpoint {self._directory}: {name!r} is {tensor.dtype}, where "
+                f"{'integers' if integers else 'floating-point numbers'} are expected; a quantized "
+                "checkpoint must say so in config.json"
             )
-        return tensor
+        return None
 
     def _stored(self, name: str) -> Tensor:
-        if name not in self._owner:
-            raise ValueError(f"checkpoint {self._directory} lacks the tensor {name!r}")
+        if name not in self:
+            raise ValueError(lacks(self._directory, [name]))
         path = self._owner[name]
         file = self._open(path)
-        if path not in self._ahead:
+        if self._report is not None:
+            self._report.taken += 1
+        elif path not in self._ahead:
             self._ahead.add(path)
             read_ahead(path, [left for left in self._left if self._owner[left] == path])
         try:
-            tensor: Tensor = file.get_tensor(name)
+            tensor: Tensor = file.get_tensor(name) if self._report is None else _outline(file.get_slice(name))
         except SafetensorError as error:
             raise ValueError(f"{path} does not hold {name!r}, which the index puts there: {error}") from None
         if name in self._left:
@@ -180,17 +218,24 @@ class Checkpoint:
         extra = sorted(
             name for name in self._left if name not in optional and not name.endswith("rotary_emb.inv_freq")
         )
+        if self._report is not None:
+            if extra:
+                self._report.unexpected.setdefault(self._directory, []).extend(extra)
+            return
         if extra:
-            shown = ", ".join(extra[:5]) + (", ..." if len(extra) > 5 else "")
-            raise ValueError(
-                f"checkpoint {self._directory} has {len(extra)} tensors the model lacks: {shown}"
-            )
+            raise ValueError(has_more(self._directory, extra))
         logger.info(
             "read %s from %s in %.1f s",
             self._component.rstrip(".") or "the weights",
             self._directory,
             time.perf_counter() - self._began,
         )
+
+
+def _outline(entry: Any) -> Tensor:
+    """The tensor of a header's entry, on the meta device."""
+    dtype = _STORED.get(entry.get_dtype(), torch.uint8)
+    return torch.empty(entry.get_shape(), dtype=dtype, device=DEVICE)
 
 
 class OpenCheckpoint(Protocol):
@@ -265,7 +310,7 @@ def load_module(checkpoint: Checkpoint, module: nn.Module, prefix: str) -> None:
         assign=True,
     )
     lost = [name for name, buffer in module.named_buffers() if buffer.is_meta]
-    if lost:
+    if lost and header_report() is None:
         raise ValueError(
             f"{type(module).__name__} has lost buffers that no checkpoint holds: {', '.join(lost)}; "
             f"build it inside weights_on_meta()"

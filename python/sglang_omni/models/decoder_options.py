@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sglang_omni.model_runner.headers import header_report
 from sglang_omni.models.loading import available_cores, placement
 from sglang_omni.models.memory import pool_on_gpu, share_bytes
 
@@ -73,18 +74,20 @@ def decoder_options(
     if gpu_id is not None:
         sizes["max_running_requests"] = gpu_requests
     sizes |= {name: size for name, size in given.items() if size is not None}
-    if gpu_id is not None and (max_total_tokens is None or chunked_prefill_size is None):
+    # Of headers nothing is put on a GPU, which may be none of this machine's.
+    placed = gpu_id if header_report() is None else None
+    if placed is not None and (max_total_tokens is None or chunked_prefill_size is None):
         args = {**options, **given, "max_running_requests": sizes["max_running_requests"]}
         demand = demand_of({**args, "dtype": dtype, "tp_size": tp[1]})
         assert demand is not None, "what a decoder takes of a GPU is counted"
-        tokens, step = pool_on_gpu(demand, gpu_id, total_gpu_memory_fraction)
+        tokens, step = pool_on_gpu(demand, placed, total_gpu_memory_fraction)
         sizes["max_total_tokens"] = tokens if max_total_tokens is None else max_total_tokens
         sizes["chunked_prefill_size"] = step if chunked_prefill_size is None else chunked_prefill_size
     return EngineOptions(
         dtype=computed_in,
         device=device,
         num_threads=num_threads or max(1, available_cores() // 2 // tp[1]),
-        memory_bytes=None if gpu_id is None else share_bytes(gpu_id, total_gpu_memory_fraction),
+        memory_bytes=None if placed is None else share_bytes(placed, total_gpu_memory_fraction),
         tp=TensorParallel(*tp),
         **sizes,
         **options,

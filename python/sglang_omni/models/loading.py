@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sglang_omni.model_runner.headers import DEVICE, header_report
+
 if TYPE_CHECKING:
     from sglang_omni.engines.options import Dtype, DtypeChoice
 
@@ -29,6 +31,9 @@ def placement(dtype: DtypeChoice | None, gpu_id: int | None, stored: str | None 
         stored: The dtype that the checkpoint's ``config.json`` names.
     """
     given = None if dtype == "auto" else dtype
+    if (report := header_report()) is not None:
+        report.device = "cpu" if gpu_id is None else "cuda"
+        return given or "float32", DEVICE
     if gpu_id is None:
         return given or "float32", "cpu"
     return given or ("float16" if stored == "float16" else "bfloat16"), f"cuda:{gpu_id}"

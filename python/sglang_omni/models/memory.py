@@ -20,7 +20,7 @@ from sglang_omni.config.weights import (
     tensor_sizes,
 )
 from sglang_omni.gpus import visible_gpus
-from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.config import DecoderConfig, missing_field
 
 GPU_RUNNING_REQUESTS = 64
 # The KV pool of a language model on a CPU, in tokens.
@@ -166,7 +166,9 @@ def text_model_demand(model_path: str | Path, args: Mapping[str, Any]) -> Memory
     fields = {**fields, **(fields.get("text_config") or {})}
     try:
         shape = _shape_of(fields)
-    except (KeyError, TypeError) as exc:
+    except KeyError as exc:
+        raise ValueError(f"{path}: {missing_field(exc)}") from exc
+    except TypeError as exc:
         raise ValueError(f"{path} does not tell the size of a token's keys and values: {exc!r}") from exc
     weights, loading = weights_and_loading(tensor_sizes(model_path), ("",), args)
     demand = decoder_demand(shape, args, weights, loading=loading)

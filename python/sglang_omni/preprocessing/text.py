@@ -336,6 +336,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _required(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} not found: a checkpoint needs config.json, tokenizer.json and safetensors"
+            f"{path} not found: a checkpoint needs config.json, tokenizer.json and safetensors; download it "
+            "again, or take the file of the model that it was made from"
         )
     return path

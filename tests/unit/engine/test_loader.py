@@ -60,7 +60,7 @@ def test_a_component_needs_its_own_shards_only(sharded: Path) -> None:
     checkpoint = Checkpoint(sharded, torch.float32, component="ear.")
     checkpoint.take("ear.weight", (2, 3))
 
-    with pytest.raises(ValueError, match=r"1 tensors the model lacks: ear\.bias"):
+    with pytest.raises(ValueError, match=r"1 tensor the model lacks: ear\.bias"):
         checkpoint.finish()
     checkpoint.take("ear.bias", (2,))
     checkpoint.finish()

@@ -6,9 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from sglang_omni.cli.findings import print_findings
 from sglang_omni.command_line import CommandParser
-
-_MARKS = {"ok": "ok  ", "missing": "-   ", "warn": "warn", "fail": "FAIL"}
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni doctor") -> int:
@@ -27,8 +26,5 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni doctor") ->
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        for finding in findings:
-            print(f"{_MARKS[finding.status]}  {finding.name}: {finding.text}")
-            if finding.mend:
-                print(f"      -> {finding.mend}")
+        print_findings(findings)
     return 1 if any(finding.status == "fail" for finding in findings) else 0

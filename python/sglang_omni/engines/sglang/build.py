@@ -13,6 +13,7 @@ from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.quantization import quantization_of
 from sglang_omni.engines.sglang import compat
 from sglang_omni.engines.sglang.weight_links import with_chosen_weights
+from sglang_omni.model_runner.config import FAMILIES
 
 if TYPE_CHECKING:
     from sglang_omni.engines.sglang.engine import SGLangEngine
@@ -100,12 +101,32 @@ def refuse_windows(spec: DecoderSpec) -> None:
         )
 
 
-def _prepare(model_path: Path, options: EngineOptions) -> None:
+def check_sglang(model_path: Path, options: EngineOptions) -> None:
+    """Check that SGLang is installed, and computes this checkpoint on its device. Imports nothing of it.
+
+    Raises:
+        ImportError: It is not installed, or not of the supported version.
+        ValueError: It does not compute it there.
+    """
+    compat.check_version()
     if options.device == "cpu" and (method := quantization_of(model_path) or options.quantization):
         raise ValueError(
             f"{model_path}: quantization {method!r} is computed by SGLang's kernels on a GPU: place the "
             "stage on one, as in --stage thinker.gpu=0"
         )
+    fields = _fields(model_path)
+    rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    # Classes of other families may have embeddings of their own.
+    if fields.get("model_type") in FAMILIES and kind not in compat.ROPE_TYPES:
+        raise ValueError(
+            f"{model_path}/config.json: no engine computes rope_type {kind!r}; known: "
+            f"{', '.join(compat.ROPE_TYPES)}; take a checkpoint with one of these"
+        )
+
+
+def _prepare(model_path: Path, options: EngineOptions) -> None:
+    check_sglang(model_path, options)
     compat.prepare(options.device)
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)

@@ -87,7 +87,7 @@ def prepare(device: str) -> None:
                 "give the stage a process of its own"
             )
         return
-    _check_version()
+    check_version()
     if kind == "cpu":
         _choose_cpu_engine()
     # With an external package, SGLang imports its own 200 models only when one of them is needed.
@@ -96,7 +96,15 @@ def prepare(device: str) -> None:
     _prepared_for = kind
 
 
-def _check_version() -> None:
+# What its ``get_rope`` computes, under the names of config.json.
+ROPE_TYPES = (
+    *("default", "linear", "dynamic", "llama3", "yarn", "deepseek_yarn", "longrope", "su", "mrope"),
+    "proportional",
+)
+
+
+def check_version() -> None:
+    """Raise ImportError if SGLang is not installed, or not of the supported version."""
     if importlib.util.find_spec("sglang") is None:
         raise ImportError(
             f"engine 'sglang' needs SGLang, which is not installed: {install_line('sglang')}",

@@ -144,6 +144,14 @@ class MediaPipelineConfig(PipelineConfig):
         """The checkpoint's tokenizer and chat template."""
         return prompts_of(self, self.model_path, of_processor=True)
 
+    def generation_defaults(self) -> dict[str, Any]:
+        """How the thinker answers a request that says nothing of it: sampling, and the ends of text."""
+        # Imported late: it brings torch.
+        from sglang_omni.models.multimodal.request import thinker_defaults
+
+        checkpoint = self.checkpoint_class.from_dir(self.model_path)
+        return {**thinker_defaults(checkpoint), "eos_token_ids": list(checkpoint.ends)}
+
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})

@@ -14,10 +14,12 @@ from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
+from sglang_omni.model_runner.config import end_tokens
 from sglang_omni.models.memory import text_model_demand
 from sglang_omni.models.prompts import prompts_of
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
+from sglang_omni.preprocessing.text import read_json
 
 _PACKAGE = "sglang_omni.models.text"
 
@@ -59,6 +61,15 @@ class TextPipelineConfig(PipelineConfig):
     def chat_prompts(self) -> ChatPrompts:
         """The checkpoint's tokenizer and chat template."""
         return prompts_of(self, self.model_path)
+
+    def generation_defaults(self) -> dict[str, Any]:
+        """How a request is answered that says nothing of it: sampling, and the ids of the ends of text."""
+        # Imported late: it brings torch.
+        from sglang_omni.models.text.thinker import sampling_defaults
+
+        directory = Path(self.model_path)
+        fields = [read_json(directory / f"{name}config.json") for name in ("", "generation_")]
+        return {**sampling_defaults(directory), "eos_token_ids": list(end_tokens(*fields))}
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""

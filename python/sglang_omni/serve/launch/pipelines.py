@@ -133,7 +133,9 @@ def _checkpoint_fields(checkpoint: Path, flag: str) -> dict[str, Any]:
             f"one, an id of the hub such as Qwen/Qwen3-8B, or {DEFAULT_MODEL!r}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise LaunchError(f"{flag} {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc
+        raise LaunchError(
+            f"{flag} {str(checkpoint)!r}: unreadable config.json ({exc!r}): download it again"
+        ) from exc
     return fields
 
 

@@ -226,7 +226,7 @@ def _none_for(architectures: list[str], kind: Any, names: Iterable[str]) -> str:
     known = ", ".join(names)
     return (
         f"no pipeline for model_type {kind!r}, architecture {', '.join(map(repr, architectures)) or None}"
-        f"{near}; there is one for {known}. Write one as docs/adding-a-model.md shows, or give a --config"
+        f"{near}; there is one for {known}; write one as docs/adding-a-model.md shows, or give a --config"
     )
 
 

@@ -1,0 +1,164 @@
+"""`sgl-omni check` finds each fault of a checkpoint, in the sentence that a start ends with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faulty_checkpoints as faults
+import pytest
+from published_shapes import write_qwen3_omni, write_text_model
+
+from sglang_omni import launch_server, ram
+from sglang_omni.cli import check
+from sglang_omni.config.factory_args import resolve_stage_factory_args, stage_factory_path
+from sglang_omni.config.imports import import_callable
+from sglang_omni.config.memory import GIB
+from sglang_omni.ram import Ram
+
+Check = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def checked(capsys: pytest.CaptureFixture[str]) -> Check:
+    """Runs ``sgl-omni check --json`` with further arguments: its exit status, and what it printed."""
+
+    def run(*argv: str | Path) -> tuple[int, dict[str, Any]]:
+        status = check.main([*map(str, argv), "--json"], prog="sgl-omni check")
+        return status, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def findings(told: dict[str, Any], status: str) -> list[str]:
+    return [finding["text"] for finding in told["checks"] if finding["status"] == status]
+
+
+def start(model: Path) -> str:
+    """The error that a server's start ends with, in its own process or a stage's; empty if there is none."""
+    args = launch_server._parse(launch_server.build_parser("serve"), [str(model)])
+    try:
+        config = launch_server._plan(args).config
+        for stage in config.stages:
+            path, field = stage_factory_path(stage)
+            factory = import_callable(path, stage=stage.name, field=field)
+            factory(**resolve_stage_factory_args(stage, config))
+    except Exception as exc:
+        return str(exc)
+    return ""
+
+
+SENTENCES: dict[Callable[[Path], None], str] = {
+    faults.missing_shard: "index.json lists model-2.safetensors, which is not there: download the checkpoint",
+    faults.truncated_shard: "model-2.safetensors is corrupted or incomplete ('model.layers.1.self_attn.v_pr",
+    faults.wrong_shape: "'model.norm.weight' has shape (63,), config.json asks for (64,); take both from one",
+    faults.missing_tensor: "lacks the tensor 'model.norm.weight'; download it again, with the config.json",
+    faults.unexpected_tensor: "has 1 tensor the model lacks: model.layers.0.adapter.weight; it is of another",
+    faults.unknown_rope: "no engine computes rope_type 'spiral'; known: default, linear, dynamic, llama3",
+    faults.quantized: "quantization 'awq' is computed by SGLang's kernels on a GPU: place the stage on one",
+    faults.no_tokenizer: "tokenizer.json not found: a checkpoint needs config.json, tokenizer.json and safet",
+    faults.invalid_config: "unreadable config.json (JSONDecodeError(",
+    faults.incomplete_config: "'num_hidden_layers' is missing; take the config.json that was published with",
+    faults.unknown_architecture: "the nearest name that has one is 'WhisperForConditionalGeneration'",
+    faults.pickled_weights: "only safetensors files are read here: take a revision that has them, or save it",
+}
+
+
+@pytest.mark.parametrize("fault", SENTENCES, ids=lambda fault: fault.__name__)
+def test_each_fault_is_a_sentence_and_the_starts(
+    tmp_path: Path, checked: Check, fault: Callable[[Path], None]
+) -> None:
+    model = faults.whole(tmp_path / "model")
+    fault(model)
+    status, told = checked(model)
+    assert status == 1
+    assert told["would_start"] is False
+    (text,) = findings(told, "fail")
+    assert SENTENCES[fault] in text
+    assert "\n" not in text
+    assert start(model) == text
+
+
+def test_a_foreign_layout_is_told_whole(tmp_path: Path, checked: Check) -> None:
+    model = faults.whole(tmp_path / "model")
+    faults.foreign_layout(model)
+    status, told = checked(model)
+    assert status == 1
+    lacks, has = findings(told, "fail")
+    assert "lacks 18 tensors: model.layers.0.input_layernorm.weight, " in lacks
+    assert "has 18 tensors the model lacks: blocks.0.input_layernorm.weight, " in has
+    assert "lacks the tensor 'model.layers.0.input_layernorm.weight'" in start(model)
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (faults.no_template, "this model has no chat template: start the server with --chat-template FILE"),
+        (
+            faults.broken_template,
+            "chat template cannot be compiled: chat_template.jinja, line 1: unexpected '}'",
+        ),
+    ],
+    ids=["none", "broken"],
+)
+def test_without_a_template_it_starts_with_a_warning(
+    tmp_path: Path, checked: Check, fault: Callable[[Path], None], why: str
+) -> None:
+    model = faults.whole(tmp_path / "model")
+    fault(model)
+    status, told = checked(model)
+    assert status == 0
+    (text,) = findings(told, "warn")
+    assert why in text
+    assert start(model) == ""
+
+
+def test_what_is_in_force_is_told(tmp_path: Path, checked: Check, capsys: pytest.CaptureFixture[str]) -> None:
+    model = faults.whole(tmp_path / "model")
+    status, told = checked(model, "--context-length", "512")
+    assert status == 0
+    assert (told["would_start"], told["files"], told["download_bytes"]) == (True, [], 0)
+    by_name = {finding["name"]: finding["text"] for finding in told["checks"]}
+    assert by_name["family"].startswith("text, because config.json has architectures ['LlamaForCausalLM']")
+    assert by_name["tensors"] == "all 21 that are read have the names and shapes of config.json"
+    assert by_name["engine"] == "omni, the default on a CPU"
+    assert by_name["context"] == "512 tokens of prompt and answer"
+    assert by_name["template"].startswith("'Hello' becomes 24 tokens: '<|im_start|>user\\nHello<|im_end|>")
+    assert by_name["ends of text"] == "258"
+    assert check.main([str(model)], prog="sgl-omni check") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("ok    family: text, ")
+    assert lines[-1] == f"{model} would start"
+
+
+def test_too_large_for_the_machine(tmp_path: Path, checked: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = write_qwen3_omni(tmp_path)
+    monkeypatch.setattr(ram, "available_ram", lambda: Ram(20 * GIB, 24 * GIB))
+    status, told = checked(model)
+    assert status == 1
+    (memory,) = [finding for finding in told["checks"] if finding["name"] == "memory"]
+    assert memory["status"] == "fail"
+    assert "needs 141.4 GiB of memory" in memory["text"]
+    assert start(model) == memory["text"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fits"), [("1x80GB", True), ("24GB", False), ("2x24GB", False)], ids=["80", "24", "2x24"]
+)
+def test_other_gpus_than_the_machines(tmp_path: Path, checked: Check, gpus: str, fits: bool) -> None:
+    model = write_text_model(tmp_path, "Qwen3-30B-A3B")
+    _, told = checked(model, "--gpus", gpus)
+    (memory,) = [finding for finding in told["checks"] if finding["name"] == "memory"]
+    assert memory["status"] == ("ok" if fits else "fail")
+    assert "weights 56.9 GiB" in memory["text"] if fits else "GPU 0 lacks" in memory["text"]
+    assert {finding["text"] for finding in told["checks"] if finding["name"] == "engine"} == {
+        "sglang, the default on a GPU"
+    }
+
+
+def test_gpus_are_given_as_number_and_size(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        check.main(["m", "--gpus", "many"], prog="sgl-omni check")
+    assert "'many': expected GPUs as in 1x80GB, or 0" in capsys.readouterr().err
