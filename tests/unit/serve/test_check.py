@@ -45,7 +45,7 @@ def start(model: Path) -> str:
             path, field = stage_factory_path(stage)
             factory = import_callable(path, stage=stage.name, field=field)
             factory(**resolve_stage_factory_args(stage, config))
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001
         return str(exc)
     return ""
 

@@ -63,8 +63,8 @@ def sentence(exc: BaseException) -> str:
     """An error in a line; of one with a table below it, the line above."""
     if isinstance(exc, OSError) and exc.strerror is not None:
         return f"{exc.filename}: {exc.strerror}" if exc.filename else exc.strerror
-    lines = [line.strip() for line in str(exc).splitlines()] or [""]
-    text = " ".join(lines if lines[0].endswith(":") else lines[:1])
+    # The table of a memory plan begins with its first GPU.
+    text = " ".join(str(exc).partition("\nGPU ")[0].split())
     return (
         text
         if isinstance(exc, (ValueError, RuntimeError, ImportError, OSError)) or _is_ours(exc)
