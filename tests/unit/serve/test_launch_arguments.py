@@ -94,7 +94,8 @@ def test_a_fleets_replicas_get_the_downloaded_directory(checkpoint, tmp_path, mo
     monkeypatch.setattr("sglang_omni.serve.launch.fleet.run_fleet", run_fleet)
     monkeypatch.setattr("sglang_omni.hub.download", lambda *_, weights, own_files: tmp_path)
     # It has no weights whose memory could be counted.
-    monkeypatch.setattr("sglang_omni.launch_server.fit_ram", lambda *_: None)
+    for name in ("check_weights", "fit_ram"):
+        monkeypatch.setattr(f"sglang_omni.serve.launch.checks.{name}", lambda *_: None)
     checkpoint(model_type="llama")
     assert launch_server.main(["org/model", "--revision", "v1", "--dp-size", "2", "--port", "0"]) == 0
     assert given[:4] == ["--model-path", str(tmp_path), "--served-model-name", "org/model"]
