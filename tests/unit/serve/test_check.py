@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sglang_omni.cli import check
 from sglang_omni.config.factory_args import resolve_stage_factory_args, stage_factory_path
 from sglang_omni.config.imports import import_callable
 from sglang_omni.config.memory import GIB
+from sglang_omni.families import FAMILIES, Family
 from sglang_omni.ram import Ram
 
 Check = Callable[..., tuple[int, dict[str, Any]]]
@@ -162,3 +164,13 @@ def test_gpus_are_given_as_number_and_size(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         check.main(["m", "--gpus", "many"], prog="sgl-omni check")
     assert "'many': expected GPUs as in 1x80GB, or 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("family", [each for each in FAMILIES if each.maker], ids=lambda family: family.name)
+def test_every_family_is_built_from_headers(tmp_path: Path, checked: Check, family: Family) -> None:
+    module, _, name = str(family.maker).partition(":")
+    getattr(import_module(module), name)(tmp_path)
+    status, told = checked(tmp_path)
+    assert findings(told, "fail") == []
+    assert status == 0
+    assert any(finding["name"] == "tensors" for finding in told["checks"])
