@@ -28,6 +28,8 @@ HEAVY = (
         "sglang_omni.launch_host",
         "sglang_omni.launch_router",
         "sglang_omni.launch_server",
+        "sglang_omni.models.qwen3_omni.memory",
+        "sglang_omni.models.text.config",
         "sglang_omni.pipeline.coordinator",
         "sglang_omni.pipeline.processes.hosts.launcher",
         "sglang_omni.proto",
