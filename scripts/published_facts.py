@@ -14,16 +14,19 @@ import gzip
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from sglang_omni.published import TOKEN, expanded
 
 MODELS = Path(__file__).parents[1] / "python" / "sglang_omni" / "models"
 _CONFIGS = (
     *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("tokenizer_config.json", "special_tokens_map.json"),
 )
+_LAST_NUMBER = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 # Texts, and numbers that are weights.
 _LEFT_OUT = ("chat_template", "mel_filters")
 
@@ -35,6 +38,8 @@ def facts_of(model_id: str, folder: Path) -> dict[str, Any]:
         if name in files:
             fields = json.loads(_content(files[name]))
             facts["configs"][name] = {key: fields[key] for key in fields if key not in _LEFT_OUT}
+            if decoder := facts["configs"][name].pop("added_tokens_decoder", {}):
+                facts["added_tokens"] = added_tokens_of(decoder)
     for name, path in files.items():
         if name.endswith(".index.json"):
             index = json.loads(_content(path))
@@ -46,6 +51,40 @@ def facts_of(model_id: str, folder: Path) -> dict[str, Any]:
         if not name.endswith(".seen"):
             facts["listing"][name] = len(_content(path))
     return facts
+
+
+def added_tokens_of(decoder: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Entries that stand for exactly these tokens: one for all of a row, whose last numbers have one step."""
+    rows: list[list[tuple[int, Mapping[str, Any]]]] = []
+    for token_id, token in sorted((int(token_id), token) for token_id, token in decoder.items()):
+        if not (rows and _continues(rows[-1], token_id, token)):
+            rows.append([])
+        rows[-1].append((token_id, token))
+    return [
+        {"id": row[0][0], "content": _row_pattern([token["content"] for _, token in row])}
+        | {name: value for name, value in row[0][1].items() if name != "content" and value != TOKEN[name]}
+        for row in rows
+    ]
+
+
+def _continues(row: Sequence[tuple[int, Mapping[str, Any]]], token_id: int, token: Mapping[str, Any]) -> bool:
+    (last_id, last), text = row[-1], [*(token["content"] for _, token in row), token["content"]]
+    return (
+        token_id == last_id + 1
+        and {**last, "content": ""} == {**token, "content": ""}
+        and all(_LAST_NUMBER.fullmatch(content) for content in text[-2:])
+        and list(expanded(_row_pattern(text))) == text
+    )
+
+
+def _row_pattern(contents: Sequence[str]) -> str:
+    if len(contents) == 1:
+        return contents[0]
+    found = [_LAST_NUMBER.fullmatch(content) for content in contents]
+    before, first, after = found[0].groups()
+    step = int(found[1][2]) - int(first)
+    span = f"{first}-{found[-1][2]}" + (f"/{step}" if step != 1 else "")
+    return f"{before}{{{span}}}{after}"
 
 
 def patterns_of(names: Iterable[str]) -> list[str]:

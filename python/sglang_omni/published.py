@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 _MODELS = Path(__file__).parent / "models"
-_RANGE = re.compile(r"\{(\d+)-(\d+)\}")
+_RANGE = re.compile(r"\{(\d+)-(\d+)(?:/(\d+))?\}")
+# Of an added token, unless published.json says otherwise.
+TOKEN = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,16 @@ def shrunk(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 
 
 def expanded(pattern: str) -> Iterator[str]:
-    """The names that a pattern stands for, in the order of its numbers."""
+    """The names that a pattern stands for, in the order of its numbers.
+
+    ``{0-47}`` is each of these numbers, ``{00-98/2}`` every second one, with two digits.
+    """
     parts = _RANGE.split(pattern)
-    texts, firsts, lasts = parts[::3], parts[1::3], parts[2::3]
-    ranges = [range(int(first), int(last) + 1) for first, last in zip(firsts, lasts, strict=True)]
+    texts = parts[::4]
+    ranges = [
+        [f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1, int(step or 1))]
+        for first, last, step in zip(parts[1::4], parts[2::4], parts[3::4], strict=True)
+    ]
     for numbers in product(*ranges):
         yield texts[0] + "".join(f"{number}{text}" for number, text in zip(numbers, texts[1:], strict=True))
 
@@ -113,7 +121,49 @@ def expanded(pattern: str) -> Iterator[str]:
 def _read(path: Path) -> tuple[PublishedModel, ...]:
     if not path.is_file():
         return ()
-    return tuple(
-        PublishedModel(**{**fields, "tensors": tuple(fields.get("tensors", ()))})
-        for fields in json.loads(path.read_bytes())
-    )
+    models: dict[str, dict[str, Any]] = {}
+    for fields in json.loads(path.read_bytes()):
+        models[fields["id"]] = _complete(models, **fields)
+    return tuple(_model(**fields) for fields in models.values())
+
+
+def _complete(
+    models: Mapping[str, Mapping[str, Any]],
+    *,
+    like: str | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    without: Sequence[str] = (),
+    **fields: Any,
+) -> dict[str, Any]:
+    """The facts of a model that are told as another's, with other values in its files.
+
+    Args:
+        models: Facts by id.
+        like: The other's id.
+        changes: By the name of a file, as of ``shrunk``.
+        without: Fields of config.json that it has not.
+    """
+    if like is None:
+        return fields
+    configs = {
+        name: shrunk(config, (changes or {}).get(name, {}))
+        for name, config in models[like]["configs"].items()
+    }
+    configs["config.json"] = {
+        name: value for name, value in configs["config.json"].items() if name not in without
+    }
+    return {**models[like], "configs": configs, **fields}
+
+
+def _model(added_tokens: Sequence[Mapping[str, Any]] = (), **fields: Any) -> PublishedModel:
+    """A model from its facts, where tokens in a row are one entry: of the first's id, and a pattern."""
+    decoder: dict[str, Any] = {}
+    for entry in added_tokens:
+        flags = {name: value for name, value in entry.items() if name != "id"}
+        for token_id, content in enumerate(expanded(entry["content"]), start=entry["id"]):
+            decoder[str(token_id)] = {**TOKEN, **flags, "content": content}
+    if decoder:
+        configs = fields["configs"]
+        tokenizer = {"added_tokens_decoder": decoder, **configs.get("tokenizer_config.json", {})}
+        fields["configs"] = {**configs, "tokenizer_config.json": tokenizer}
+    return PublishedModel(**{**fields, "tensors": tuple(fields.get("tensors", ()))})

@@ -217,13 +217,19 @@ def test_decoders_that_share_a_table_have_it_once(csm: CsmOracle, tmp_path: Path
     from safetensors.torch import load_file, save_file
 
     path = shutil.copytree(csm.path, tmp_path / "shared")
-    weights = load_file(path / "model.safetensors")
+    index = path / "transformers.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    shard = path / weight_map.pop("backbone_model.embed_tokens.embed_audio_tokens.weight")
+    weights = load_file(shard)
     own = weights.pop("backbone_model.embed_tokens.embed_audio_tokens.weight")
-    save_file(weights, path / "model.safetensors")
+    save_file(weights, shard)
+    index.write_text(json.dumps({"weight_map": weight_map}))
     shared = CsmFrames(CsmCheckpoint.from_dir(path), torch.float32, "cpu")
     other = CsmFrames(CsmCheckpoint.from_dir(csm.path), torch.float32, "cpu")
     frame = torch.tensor([[1, 2, 3, 4]])
-    table = weights["depth_decoder.model.embed_tokens.weight"]
+    table = load_file(path / weight_map["depth_decoder.model.embed_tokens.weight"])[
+        "depth_decoder.model.embed_tokens.weight"
+    ]
     rows = [1, 67 + 2, 134 + 3, 201 + 4]
     torch.testing.assert_close(shared.frame_rows(frame)[0], table[rows].sum(0))
     torch.testing.assert_close(other.frame_rows(frame)[0], own[rows].sum(0))

@@ -44,7 +44,10 @@ class Generated:
 
         prompt = torch.tensor([case.inputs["prompt_token_ids"]])
         output = self._model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=case.params["max_new_tokens"]
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=case.params["max_new_tokens"],
+            do_sample=False,
         )
         return Answer(tokens=output[0, prompt.shape[1] :].tolist())
 

@@ -42,7 +42,7 @@ class Heard:
             if (language := case.params.get("language")) is not None:
                 options["language"] = language
         if prompt := case.params.get("prompt"):
-            words = twins.tokenizer.encode(f" {prompt}").ids
+            words = twins.tokenizer.encode(f" {prompt}", add_special_tokens=False).ids
             options["prompt_ids"] = torch.tensor([twins.model.generation_config.prev_sot_token_id, *words])
         sound = soundfile.read(io.BytesIO(case.inputs["audio"]), dtype="float32")[0]
         pieces = twins.written(sound, **options)

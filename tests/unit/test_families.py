@@ -8,17 +8,21 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from generated_page import ROOT, load_script
+from published_variants import VARIANTS, resaved, variant
 
 from sglang_omni import cli
 from sglang_omni.cli.tiny_checkpoint import MAKERS
 from sglang_omni.config import PipelineConfig, validate_config
+from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.families import FAMILIES, Family, family_named
 from sglang_omni.proto.tasks import TASKS
+from sglang_omni.published import published_model
 from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.registry import families, pipeline_of
 
@@ -27,8 +31,9 @@ NAMES = [family.name for family in FAMILIES]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``checkpoint(family)``: a random one, made by the command."""
+    """``checkpoint(family)``: a random one, made by the command, once."""
 
+    @cache
     def make(name: str) -> Path:
         path = tmp_path_factory.mktemp(name) / "tiny"
         assert cli.main(["make-tiny-checkpoint", "--family", name, str(path), "--seed", "3"]) == 0
@@ -60,6 +65,73 @@ def test_a_familys_row_is_what_its_pipeline_says(name: str, checkpoint: Callable
     for command, modules in getattr(config, "required_packages", {}).items():
         assert set(dict(family.packages)[command]) == set(modules)
     assert family.proved_against
+
+
+# Fields that a maker writes beside the published ones: sizes that published checkpoints leave to defaults.
+ADDED = {
+    "qwen2_5_omni": {
+        f"token2wav_config.dit_config.{name}"
+        for name in (
+            *("hidden_size", "num_hidden_layers", "num_attention_heads"),
+            *("block_size", "look_ahead_layers", "look_backward_layers"),
+        )
+    },
+    "whisper": {"mel_filters"},
+    "text": {"chat_template"},
+}
+
+
+def field_paths(fields: Any, at: str = "") -> list[str]:
+    """Those of a config's fields, except tokens by their ids."""
+    if not isinstance(fields, dict):
+        return []
+    names = [name for name in fields if not name.isdigit()]
+    return [path for name in names for path in (at + name, *field_paths(fields[name], f"{at}{name}."))]
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.maker])
+def test_a_made_checkpoint_has_the_published_fields(name: str, checkpoint: Callable[[str], Path]) -> None:
+    """None is left out, and none is spelled otherwise."""
+    path, model = checkpoint(name), published_model(name)
+    added = ADDED.get(name, set())
+    for file in model.configs:
+        made = json.loads((path / file).read_text())
+        published = model.config(file)
+        assert [at for at in field_paths(made) if at not in added] == field_paths(published), file
+        if tokens := made.get("added_tokens_decoder"):
+            contents = {token["content"] for token in published["added_tokens_decoder"].values()}
+            assert {token["content"] for token in tokens.values()} <= contents
+    index = next(path.glob("*.index.json"), None)
+    marks = {"RANDOM_WEIGHTS"}
+    files = {file.name for file in path.iterdir() if file.is_file() and "-of-" not in file.name}
+    assert not files - marks - {*model.listing, *model.derived}, "a file that no published checkpoint has"
+    assert index is None or index.name in model.listing
+
+
+# No class of transformers'.
+_NOT_RESAVED = ("fish_s2_pro",)
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.maker])
+def test_every_form_of_a_checkpoint_is_read_as_the_same_model(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """By what its stages take: of weights, and of each token."""
+
+    def taken(path: Path) -> dict[str, Any]:
+        config = pipeline_of(json.loads((path / "config.json").read_text())).config(str(path))
+        return {
+            stage.name: config.memory_demand(stage, merge_factory_args(stage, config))
+            for stage in config.stages
+        }
+
+    made = checkpoint(name)
+    published = taken(made)
+    assert any(published.values())
+    for change in VARIANTS:
+        if change is resaved and name in _NOT_RESAVED:
+            continue
+        assert taken(variant(made, tmp_path, change)) == published, change.__name__
 
 
 def test_names_are_unique_and_words_are_known() -> None:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sglang_omni.families import FAMILIES
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import tensor_specs
-from sglang_omni.published import expanded, published_model, shrunk
+from sglang_omni.published import expanded, published_model, published_models, shrunk
 
 SHARED = Path(__file__).parents[3] / "shared" / "published"
 SEEN = {
     "Qwen3-Omni-30B-A3B-Instruct": ("qwen3_omni", "Qwen/Qwen3-Omni-30B-A3B-Instruct"),
     "Qwen2.5-Omni-3B": ("qwen2_5_omni", "Qwen/Qwen2.5-Omni-3B"),
+    "Qwen3-ASR-0.6B": ("qwen3_asr", "Qwen/Qwen3-ASR-0.6B"),
+    "whisper-base": ("whisper", "openai/whisper-base"),
 }
+# Of the copies, not of what is published.
+NO_FILES = {".", "..", ".git", ".msc", ".mv"}
 
 
 def content(folder: Path, name: str) -> Any:
@@ -45,6 +51,11 @@ def test_the_facts_are_those_of_the_published_files(folder: str) -> None:
             continue
         fields = content(SHARED / folder, name)
         assert facts == {key: fields[key] for key in fields if key not in ("chat_template", "mel_filters")}
+    seen = (SHARED / folder / "LISTING.seen").read_text().splitlines()
+    names = {line.split(" ", 1)[1] for line in seen} - NO_FILES
+    assert names <= {*model.listing, "README.md", ".gitattributes"}
+    if not (SHARED / folder / "model.safetensors.index.json.gz").exists():
+        return
     index = content(SHARED / folder, "model.safetensors.index.json")
     assert sorted(model.tensor_names()) == sorted(index["weight_map"])
     assert model.total_size == index["metadata"]["total_size"]
@@ -75,8 +86,8 @@ def test_a_random_checkpoint_has_the_published_fields_and_files(tmp_path: Path) 
     assert list(made) == list(published)
     assert list(made["added_tokens_decoder"].values()) == list(published["added_tokens_decoder"].values())
     files = {path.name for path in tmp_path.iterdir() if "-of-" not in path.name} - {"RANDOM_WEIGHTS"}
-    # The one that is not made is another hub's own.
-    unmade = {"configuration.json"}
+    # The first is another hub's own.
+    unmade = {"configuration.json", "README.md"}
     assert files - set(model.derived) == {name for name in model.listing if "-of-" not in name} - unmade
 
 
@@ -92,3 +103,49 @@ def test_shrinking_keeps_to_published_fields() -> None:
 def test_patterns_stand_for_names() -> None:
     assert list(expanded("a.{0-1}.b.{9-10}.c")) == ["a.0.b.9.c", "a.0.b.10.c", "a.1.b.9.c", "a.1.b.10.c"]
     assert list(expanded("plain.weight")) == ["plain.weight"]
+    assert list(expanded("<|1.{00-06/2}|>")) == ["<|1.00|>", "<|1.02|>", "<|1.04|>", "<|1.06|>"]
+
+
+def test_every_model_has_facts_that_agree() -> None:
+    """Of all families: the layers that a config names are those of the tensors, and ids are the tokens'."""
+    for family in FAMILIES:
+        for model in published_models(family.name):
+            config, names = model.config(), list(model.tensor_names())
+            assert len(set(names)) == len(names) > 100, model.id
+            assert model.source, model.id
+            layers = {
+                value
+                for part in nested(config)
+                for name in ("num_hidden_layers", "encoder_layers", "n_layer", "depth")
+                if (value := part.get(name))
+            }
+            found: dict[str, int] = {}
+            for name in names:
+                if match := re.match(r"(.*?(?:layers|blocks))\.(\d+)\.", name):
+                    found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
+            decoders = {count for prefix, count in found.items() if "model.layers" in prefix}
+            assert decoders <= layers, (model.id, decoders, layers)
+            if model.vocabulary is not None and model.added_tokens:
+                # The end of Whisper's texts is both a word and an added token.
+                assert model.vocabulary - min(model.added_tokens.values()) in (0, 1), model.id
+
+
+def nested(fields: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(fields, Mapping):
+        yield fields
+        for value in fields.values():
+            yield from nested(value)
+
+
+def test_a_model_is_told_as_another_with_other_values() -> None:
+    small, large = published_models("qwen2_5_omni")
+    assert large.id == "Qwen/Qwen2.5-Omni-7B"
+    assert list(paths(large.config())) == list(paths(small.config()))
+    assert (small.config()["talker_config"]["head_dim"], large.config()["talker_config"]["head_dim"]) == (
+        64,
+        128,
+    )
+    thinking = published_model("qwen3_omni", "Qwen/Qwen3-Omni-30B-A3B-Thinking")
+    assert not thinking.config()["enable_audio_output"]
+    assert "talker_config" not in thinking.config()
+    assert {name.split(".")[0] for name in thinking.tensor_names()} == {"thinker"}

@@ -16,6 +16,7 @@ from sglang_omni.models.fish_s2_pro import tiny_checkpoint
 from sglang_omni.models.fish_s2_pro.config import FishS2PipelineConfig, default_config
 from sglang_omni.models.fish_s2_pro.stages import create_codec
 from sglang_omni.models.fish_s2_pro.voices import find_voices
+from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.registry import pipeline_of
 
 
@@ -27,7 +28,7 @@ def fish(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_checkpoint_finds_its_pipeline(fish: Path) -> None:
     config = pipeline_of(json.loads((fish / "config.json").read_text())).config(str(fish))
     assert isinstance(config, FishS2PipelineConfig)
-    assert config.random_weights
+    assert Capabilities.of(config).random_weights
     assert config.voices == ("default",)
 
 

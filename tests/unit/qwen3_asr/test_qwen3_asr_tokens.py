@@ -27,7 +27,8 @@ SOUNDS = [tones(seed, seconds) for seed, seconds in enumerate(LENGTHS)]
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Qwen3ASRTwins:
-    return Qwen3ASRTwins(make(tmp_path_factory.mktemp("qwen3-asr") / "transformers", seed=1))
+    folder = tmp_path_factory.mktemp("qwen3-asr")
+    return Qwen3ASRTwins(make(folder / "transformers", seed=1, layout="transformers"))
 
 
 def told(answer: Transcribed) -> list[list[int]]:

@@ -30,9 +30,9 @@ def preprocessed(twins, task="transcription", inputs=None, **params):
 @pytest.mark.parametrize(
     ("model", "task", "params", "param", "said"),
     [
-        ("multilingual", "transcription", {"language": "xx"}, "language", "'xx' is not among the 6"),
+        ("multilingual", "transcription", {"language": "xx"}, "language", "'xx' is not among the 99"),
         ("multilingual", "transcription", {"language": "germann"}, "language", "not among"),
-        ("multilingual", "transcription", {"language": "finnish"}, "language", "not among"),
+        ("multilingual", "transcription", {"language": "esperanto"}, "language", "not among"),
         ("english", "transcription", {"language": "de"}, "language", "English \\('en'\\) alone"),
         ("english", "translation", {}, None, "cannot translate"),
         ("english", "transcription", {"prompt": "a" * 20_000}, "prompt", "20000 characters"),

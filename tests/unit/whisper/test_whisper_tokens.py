@@ -67,7 +67,7 @@ def test_language_of_the_first_window(whispers):
 def test_translation_and_prompt(whispers):
     twins = whispers["multilingual"]
     sounds = SOUNDS[:3]
-    words = twins.tokenizer.encode(" the old house").ids
+    words = twins.tokenizer.encode(" the old house", add_special_tokens=False).ids
     before = [twins.model.generation_config.prev_sot_token_id, *words]
     import torch
 
@@ -193,16 +193,16 @@ def test_repetitions_are_written_again(whispers, tmp_path, monkeypatch):
 
     # Whose texts are all likely enough.
     twins = doubtful_if_below(whispers["english"], tmp_path / "likely", -99.0)
-    (answer,) = twins.ours(SOUNDS[1:2], language="en", fallback=True)
+    (answer,) = twins.ours(SOUNDS[3:4], language="en", fallback=True)
     assert answer.streamed == answer.result["text"]
     for each in answer.result["segments"]:
         assert each["compression_ratio"] <= 2.4 or each["temperature"] == 1.0
     monkeypatch.setattr(fallback, "_MOST_COMPRESSION", 0.01)
-    (answer,) = twins.ours(SOUNDS[1:2], language="en", fallback=True)
+    (answer,) = twins.ours(SOUNDS[3:4], language="en", fallback=True)
     assert {each["temperature"] for each in answer.result["segments"]} == {1.0}
     doubts = cycle([True, True, False])
     monkeypatch.setattr(transcribe, "is_doubtful", lambda *_: next(doubts))
-    (answer,) = twins.ours(SOUNDS[1:2], language="en", fallback=True)
+    (answer,) = twins.ours(SOUNDS[3:4], language="en", fallback=True)
     assert {each["temperature"] for each in answer.result["segments"]} == {0.4}
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_omni.models.multimodal.tiny_tokenizer import write_json
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.published import published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
@@ -19,15 +23,21 @@ _TEMPLATE = (
     "{%- elif part['type'] == 'audio' -%}{{- '<|AUDIO|><|audio_eos|>' -}}{%- endif -%}"
     "{%- endfor -%}{%- endfor -%}"
 )
-_SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|AUDIO|>", "<|audio_eos|>")
+_START, _END, _AUDIO, _AUDIO_END = "<|begin_of_text|>", "<|end_of_text|>", "<|AUDIO|>", "<|audio_eos|>"
 # Positions are stretched as in the published checkpoint, within the few that tests reach.
-_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 2.0,
-}
+_ROPE_THETA, _ROPE = 5000, {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0}
+# The same weights in Sesame's own layout, which lies beside in the file that most checkpoints are read from.
+_SESAME = (
+    "audio_embeddings.weight",
+    "audio_head",
+    "backbone.layers.0.attn.q_proj.weight",
+    "backbone.norm.scale",
+    "codebook0_head.weight",
+    "decoder.layers.0.mlp.w1.weight",
+    "projection.weight",
+    "text_embeddings.weight",
+)
+_SHARDS = 2
 
 
 @dataclass(frozen=True)
@@ -45,12 +55,65 @@ class TinyCsmShape:
     depth_heads: int = option(3, "its attention heads")
     depth_kv_heads: int = option(1, "its key and value heads")
 
+    def config(self, ids: Mapping[str, int], text_vocab_size: int) -> dict[str, Any]:
+        """``config.json``: the published one with these sizes, and the ids of a tokenizer."""
+        both = {"num_codebooks": self.codebooks, "vocab_size": self.codes + 3}
+        return shrunk(
+            published_model("csm").config(),
+            {
+                **both,
+                "audio_num_codebooks": self.codebooks,
+                "audio_vocab_size": self.codes + 3,
+                "text_vocab_size": text_vocab_size,
+                "hidden_size": self.hidden_size,
+                "head_dim": self.hidden_size // self.heads,
+                "intermediate_size": 48,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": self.heads,
+                "num_key_value_heads": self.kv_heads,
+                "max_position_embeddings": self.context,
+                **_rope(64),
+                "pad_token_id": ids[_AUDIO],
+                "codebook_pad_token_id": self.codes + 2,
+                "bos_token_id": ids[_START],
+                "audio_token_id": ids[_AUDIO],
+                "audio_eos_token_id": ids[_AUDIO_END],
+                "depth_decoder_config": {
+                    **both,
+                    "backbone_hidden_size": self.hidden_size,
+                    "hidden_size": 24,
+                    "intermediate_size": 40,
+                    "num_hidden_layers": self.depth_layers,
+                    "num_attention_heads": self.depth_heads,
+                    "num_key_value_heads": self.depth_kv_heads,
+                    "head_dim": 8,
+                    "max_position_embeddings": self.codebooks + 1,
+                    **_rope(self.codebooks),
+                },
+                "codec_config": {
+                    "hidden_size": 16,
+                    "head_dim": 8,
+                    "num_filters": 2,
+                    "codebook_size": self.codes,
+                    "codebook_dim": 8,
+                    "num_quantizers": self.codebooks,
+                    "vector_quantization_hidden_dimension": 8,
+                    "upsample_groups": 16,
+                    "num_hidden_layers": 2,
+                    "intermediate_size": 24,
+                    "num_attention_heads": 2,
+                    "num_key_value_heads": 2,
+                    "sliding_window": 12,
+                },
+            },
+        )
+
 
 SHAPE = TinyCsmShape
 
 
 def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
-    """Writes a checkpoint of transformers' ``CsmForConditionalGeneration`` and its processor.
+    """Writes a checkpoint with all the files of the published one but its prompts.
 
     Now and then a frame begins with code 0; all its other codes are then 0 too, which ends the speech.
 
@@ -63,96 +126,80 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
         The directory.
     """
     import torch
-    from transformers import (
-        CsmConfig,
-        CsmForConditionalGeneration,
-        CsmProcessor,
-        EncodecFeatureExtractor,
-        GenerationConfig,
-    )
+    from transformers import CsmConfig, CsmForConditionalGeneration
 
-    directory, tiny = Path(path), TinyCsmShape(**shape)
+    directory, tiny, published = Path(path), TinyCsmShape(**shape), published_model("csm")
+    tokenizer = _tokenizer(published.added_tokens)
+    ids = {token: int(tokenizer.token_to_id(token)) for token in published.added_tokens}
+    fields = tiny.config(ids, int(tokenizer.get_vocab_size()))
+    # transformers changes what it is given.
+    model = CsmForConditionalGeneration(CsmConfig(**copy.deepcopy(fields))).float().eval()
+    # Behind these come reserved tokens, which mean nothing.
+    _fill(model, ids[_AUDIO_END] + 1, torch.Generator().manual_seed(seed))
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer()
-    CsmProcessor(EncodecFeatureExtractor(sampling_rate=24_000), tokenizer, _TEMPLATE).save_pretrained(
-        directory
+    write_json(directory / "config.json", fields)
+    generation = {"bos_token_id": ids[_START], "pad_token_id": ids[_AUDIO]}
+    write_json(
+        directory / "generation_config.json", shrunk(published.config("generation_config.json"), generation)
     )
-    ids = dict(zip(_SPECIAL, tokenizer.convert_tokens_to_ids(list(_SPECIAL)), strict=True))
-    both = {"num_codebooks": tiny.codebooks, "vocab_size": tiny.codes + 3}
-    config = CsmConfig(
-        **both,
-        text_vocab_size=len(tokenizer),
-        hidden_size=tiny.hidden_size,
-        intermediate_size=48,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads,
-        num_key_value_heads=tiny.kv_heads,
-        max_position_embeddings=tiny.context,
-        rope_parameters={**_ROPE, "original_max_position_embeddings": 64},
-        pad_token_id=ids["<|AUDIO|>"],
-        codebook_pad_token_id=tiny.codes + 2,
-        bos_token_id=ids["<|begin_of_text|>"],
-        audio_token_id=ids["<|AUDIO|>"],
-        audio_eos_token_id=ids["<|audio_eos|>"],
-        depth_decoder_config={
-            **both,
-            "backbone_hidden_size": tiny.hidden_size,
-            "hidden_size": 24,
-            "intermediate_size": 40,
-            "num_hidden_layers": tiny.depth_layers,
-            "num_attention_heads": tiny.depth_heads,
-            "num_key_value_heads": tiny.depth_kv_heads,
-            "head_dim": 8,
-            "max_position_embeddings": tiny.codebooks + 1,
-            "rope_parameters": {**_ROPE, "original_max_position_embeddings": tiny.codebooks},
-        },
-        codec_config={
-            "model_type": "mimi",
-            "hidden_size": 16,
-            "num_filters": 2,
-            "codebook_size": tiny.codes,
-            "codebook_dim": 8,
-            "num_quantizers": tiny.codebooks,
-            "vector_quantization_hidden_dimension": 8,
-            "upsample_groups": 16,
-            "num_hidden_layers": 2,
-            "intermediate_size": 24,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "sliding_window": 12,
-            "use_cache": False,
-        },
-    )
-    model = CsmForConditionalGeneration(config).float().eval()
-    _fill(model, torch.Generator().manual_seed(seed))
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=0.9, top_k=50, max_new_tokens=125, pad_token_id=ids["<|AUDIO|>"]
-    )
-    residual = {"min_new_tokens": tiny.codebooks - 1, "max_new_tokens": tiny.codebooks - 1}
-    model.depth_decoder.generation_config.update(do_sample=True, temperature=0.9, top_k=50, **residual)
-    model.save_pretrained(directory)
+    write_json(directory / "preprocessor_config.json", published.config("preprocessor_config.json"))
+    _write_tokenizer(directory, tokenizer, ids)
+    _write_weights(directory, model.state_dict())
     mark_random(directory)
     return directory
 
 
-def _tokenizer() -> Any:
+def _rope(positions: int) -> dict[str, Any]:
+    return {
+        "rope_theta": _ROPE_THETA,
+        "rope_scaling": {**_ROPE, "original_max_position_embeddings": positions},
+    }
+
+
+def _write_weights(directory: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """transformers' layout in the files that config.json names, Sesame's in ``model.safetensors``."""
+    import torch
+    from safetensors.torch import save_file
+
+    names = sorted(weights)
+    files = [f"transformers-{shard + 1:05}-of-{_SHARDS:05}.safetensors" for shard in range(_SHARDS)]
+    for shard, file in enumerate(files):
+        # Tied tables are stored twice.
+        save_file({name: weights[name].clone() for name in names[shard::_SHARDS]}, directory / file)
+    weight_map = {name: files[place % _SHARDS] for place, name in enumerate(names)}
+    size = sum(tensor.nbytes for tensor in weights.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    write_json(directory / "transformers.safetensors.index.json", index)
+    save_file({name: torch.zeros(1) for name in _SESAME}, directory / "model.safetensors")
+
+
+def _write_tokenizer(directory: Path, tokenizer: Any, ids: Mapping[str, int]) -> None:
+    settings = published_model("csm").config("tokenizer_config.json")
+    added = settings["added_tokens_decoder"].values()
+    settings["added_tokens_decoder"] = {str(ids[token["content"]]): token for token in added}
+    tokenizer.save(str(directory / "tokenizer.json"))
+    write_json(directory / "tokenizer_config.json", settings)
+    named = {name: settings[name] for name in ("bos_token", "eos_token", "pad_token")}
+    write_json(directory / "special_tokens_map.json", named)
+    (directory / "chat_template.jinja").write_text(_TEMPLATE)
+
+
+def _tokenizer(added_tokens: Iterable[str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(_SPECIAL))
-    start, end = _SPECIAL[:2]
-    ends = [(token, tokenizer.token_to_id(token)) for token in (start, end)]
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=ends)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=start, eos_token=end, pad_token=end, model_max_length=2048
+    tokenizer.add_special_tokens(list(added_tokens))
+    ends = [(token, tokenizer.token_to_id(token)) for token in (_START, _END)]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{_START} $A {_END}", special_tokens=ends
     )
+    return tokenizer
 
 
-def _fill(model: Any, chance: torch.Generator) -> None:
+def _fill(model: Any, text_tokens: int, chance: torch.Generator) -> None:
     """Weights large enough that codes differ from frame to frame, and samples from code to code."""
     import torch
 
@@ -165,6 +212,9 @@ def _fill(model: Any, chance: torch.Generator) -> None:
                 tensor.copy_(torch.randn(tensor.shape, generator=chance))
             elif name.endswith("_layer_scale.scale"):
                 tensor.fill_(0.3)
+            elif name == "embed_text_tokens.weight":
+                tensor.zero_()
+                tensor[:text_tokens] = torch.randn(text_tokens, tensor.shape[1], generator=chance)
             elif "embed" in name:
                 tensor.copy_(torch.randn(tensor.shape, generator=chance))
             elif name.endswith(".bias"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.published import TOKEN, published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config_of(sizes)))
-    (directory / "tokenizer.json").write_text(json.dumps(_tokenizer(sizes)))
+    _write_tokenizer(directory, sizes)
     weights = _decoders(sizes, _Random(seed))
     names = sorted(weights)
     shards = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
@@ -89,49 +89,50 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
 
 
 def config_of(shape: TinyFishShape) -> dict[str, Any]:
-    """``config.json``."""
+    """``config.json``: the published one with these sizes and the ids of its tokenizer."""
+    ids = _special_tokens(shape)
     common: dict[str, Any] = {
-        "attention_o_bias": False,
-        "attention_qkv_bias": False,
         "dim": shape.dim,
         "head_dim": shape.head_dim,
         "intermediate_size": shape.intermediate,
         "n_head": shape.heads,
         "n_local_heads": shape.kv_heads,
-        "norm_eps": 1e-6,
-        "rope_base": 1_000_000,
-        "use_moe": False,
     }
     start = shape.text_tokens
-    return {
-        "architectures": ["FishQwen3OmniForCausalLM"],
-        "model_type": "fish_qwen3_omni",
-        "dtype": "bfloat16",
-        "eos_token_id": start - 5,
-        "semantic_start_token_id": start,
-        "semantic_end_token_id": start + shape.codes - 1,
-        "text_config": {
-            **common,
-            "model_type": "fish_qwen3",
-            "attention_qk_norm": True,
-            "max_seq_len": shape.context,
-            "n_layer": shape.layers,
-            "tie_word_embeddings": True,
-            "vocab_size": start + shape.codes + 6,
+    return shrunk(
+        published_model("fish_s2_pro").config(),
+        {
+            "audio_pad_token_id": ids["<|audio_pad|>"],
+            "eos_token_id": ids["<|im_end|>"],
+            "pad_token_id": ids["<|pad|>"],
+            "semantic_start_token_id": start,
+            "semantic_end_token_id": start + shape.codes - 1,
+            "text_config": {
+                **common,
+                "max_seq_len": shape.context,
+                "n_layer": shape.layers,
+                "vocab_size": start + shape.codes + 6,
+            },
+            "audio_decoder_config": {
+                **common,
+                "max_seq_len": shape.groups + 1,
+                "n_layer": shape.fast_layers,
+                "num_codebooks": shape.groups,
+                "text_dim": shape.dim,
+                # More than there are codes, to see that the rest are never chosen.
+                "vocab_size": shape.codes + 8,
+            },
         },
-        "audio_decoder_config": {
-            **common,
-            "model_type": "fish_qwen3_audio_decoder",
-            "attention_qk_norm": False,
-            "max_seq_len": shape.groups + 1,
-            "n_layer": shape.fast_layers,
-            "num_codebooks": shape.groups,
-            "text_dim": shape.dim,
-            "tie_word_embeddings": False,
-            # More than there are codes, to see that the rest are never chosen.
-            "vocab_size": shape.codes + 8,
-        },
-    }
+    )
+
+
+def _special_tokens(shape: TinyFishShape) -> dict[str, int]:
+    """Ids by token: the published ones in their order, just before those of codes."""
+    published = published_model("fish_s2_pro")
+    first_code = published.config()["semantic_start_token_id"]
+    named = [token for token, token_id in published.added_tokens.items() if token_id < first_code]
+    codes = [f"<|semantic:{code}|>" for code in range(shape.codes)]
+    return {token: shape.text_tokens - len(named) + i for i, token in enumerate([*named, *codes])}
 
 
 class _Random:
@@ -300,16 +301,24 @@ class _CodecTensors:
         self.tensors[name] = self._normal(*shape, gain=gain)
 
 
-def _tokenizer(shape: TinyFishShape) -> Mapping[str, Any]:
-    """One token a printable character; the special ones at their places among the text's tokens."""
-    end = shape.text_tokens - 5
-    special = {"<|im_start|>": end - 1, "<|im_end|>": end, "<|voice|>": end + 1}
-    vocabulary = {"\n": 0} | {chr(32 + i): 1 + i for i in range(95)} | special
-    added = [
-        {"id": i, "content": text, "special": True, "single_word": False, "lstrip": False}
-        | {"rstrip": False, "normalized": False}
-        for text, i in special.items()
-    ]
-    split = {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": " "}
-    return {"version": "1.0", "added_tokens": added, "pre_tokenizer": split, "model": model}
+def _write_tokenizer(directory: Path, shape: TinyFishShape) -> None:
+    """One token a printable character, and the special ones at their places."""
+    special = _special_tokens(shape)
+    added = {token_id: {**TOKEN, "content": token} for token, token_id in special.items()}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [{"id": token_id, **token} for token_id, token in added.items()],
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"String": ""},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "model": {
+            "type": "WordLevel",
+            "vocab": {"\n": 0} | {chr(32 + i): 1 + i for i in range(95)} | special,
+            "unk_token": " ",
+        },
+    }
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))

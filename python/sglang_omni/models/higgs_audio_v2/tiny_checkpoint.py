@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_omni.models.multimodal.tiny_tokenizer import write_json
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.published import published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
@@ -33,9 +37,14 @@ _TEMPLATE = (
     "{%- if add_generation_prompt -%}"
     "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n<|audio_out_bos|>' -}}{%- endif -%}"
 )
+# The files of the authors' own layout, which lie beside transformers'.
+_AUTHORS = (
+    "audio_codebook_embeddings.weight",
+    "audio_decoder_proj.audio_lm_head.weight",
+    "embed_tokens.weight",
+)
 # Positions are stretched as in the published checkpoint, within the few that tests reach.
 _ROPE = {
-    "rope_type": "llama3",
     "rope_theta": 5000.0,
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -57,6 +66,33 @@ class TinyHiggsShape:
     codes: int = option(32, "codes of each codebook")
     semantic_size: int = option(16, "hidden size of the codec's HuBERT, a multiple of 4")
 
+    def config(self, ids: Mapping[str, int]) -> dict[str, Any]:
+        """``config.json``: the published one with these sizes, and the ids of a tokenizer."""
+        return shrunk(
+            published_model("higgs_audio_v2").config(),
+            {
+                "dtype": "float32",
+                "vocab_size": 256 + len(ids),
+                "hidden_size": self.hidden_size,
+                "intermediate_size": 48,
+                "num_hidden_layers": self.layers,
+                "num_attention_heads": self.heads,
+                "num_key_value_heads": self.kv_heads,
+                "head_dim": self.hidden_size // self.heads,
+                "max_position_embeddings": self.context,
+                "rope_parameters": _ROPE,
+                "pad_token_id": ids["<|end_of_text|>"],
+                "eos_token_id": ids[_END],
+                "num_codebooks": self.codebooks,
+                "codebook_size": self.codes + 2,
+                "audio_token_id": ids["<|AUDIO_OUT|>"],
+                "audio_bos_token_id": ids["<|audio_out_bos|>"],
+                "audio_delay_token_id": ids["<|reserved_special_token_6|>"],
+                "audio_stream_bos_id": self.codes,
+                "audio_stream_eos_id": self.codes + 1,
+            },
+        )
+
 
 SHAPE = TinyHiggsShape
 
@@ -75,78 +111,83 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
         The directory.
     """
     import torch
-    from transformers import GenerationConfig, HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration
+    from transformers import HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration
 
     from sglang_omni.models.higgs_audio_v2.tiny_tokenizer import make_tokenizer
 
-    directory, tiny = Path(path), TinyHiggsShape(**shape)
+    directory, tiny, published = Path(path), TinyHiggsShape(**shape), published_model("higgs_audio_v2")
+    ids = {token: 256 + place for place, token in enumerate(published.added_tokens)}
+    fields = tiny.config(ids)
+    # transformers changes what it is given.
+    model = HiggsAudioV2ForConditionalGeneration(HiggsAudioV2Config(**copy.deepcopy(fields))).float().eval()
+    chance = torch.Generator().manual_seed(seed)
+    _fill(model, [*range(256), *(ids[token] for token in _SPECIAL)], chance)
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer()
-    tokenizer.save_pretrained(directory)
-    ids = dict(zip(_SPECIAL, tokenizer.convert_tokens_to_ids(list(_SPECIAL)), strict=True))
-    config = HiggsAudioV2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=tiny.hidden_size,
-        intermediate_size=48,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads,
-        num_key_value_heads=tiny.kv_heads,
-        head_dim=tiny.hidden_size // tiny.heads,
-        max_position_embeddings=tiny.context,
-        rope_parameters=_ROPE,
-        pad_token_id=ids[_END],
-        bos_token_id=ids[_START],
-        eos_token_id=ids[_END],
-        num_codebooks=tiny.codebooks,
-        codebook_size=tiny.codes + 2,
-        audio_token_id=ids["<|AUDIO_OUT|>"],
-        audio_bos_token_id=ids["<|audio_out_bos|>"],
-        audio_delay_token_id=ids["<|reserved_special_token_6|>"],
-        audio_stream_bos_id=tiny.codes,
-        audio_stream_eos_id=tiny.codes + 1,
+    write_json(directory / "config.json", fields)
+    generation = {"eos_token_id": ids[_END], "pad_token_id": ids["<|end_of_text|>"]}
+    write_json(
+        directory / "generation_config.json", shrunk(published.config("generation_config.json"), generation)
     )
-    model = HiggsAudioV2ForConditionalGeneration(config).float().eval()
-    _fill(model, torch.Generator().manual_seed(seed))
-    generation = GenerationConfig(bos_token_id=1, eos_token_id=ids[_END], pad_token_id=ids[_END])
-    generation.ras_win_len, generation.ras_win_max_num_repeat = 7, 2
-    model.generation_config = generation
-    model.save_pretrained(directory)
+    _write_tokenizer(directory, ids)
+    _write_weights(directory, model.state_dict(), chance)
     codec = directory / "audio_tokenizer"
     make_tokenizer(codec, seed, codebooks=tiny.codebooks, codes=tiny.codes, semantic_size=tiny.semantic_size)
     processor = {
-        "processor_class": "HiggsAudioV2Processor",
         "feature_extractor": json.loads((codec / "preprocessor_config.json").read_text()),
-        "audio_tokenizer": {
-            "audio_tokenizer_class": "HiggsAudioV2TokenizerModel",
-            "audio_tokenizer_name_or_path": codec.name,
-        },
+        # Published ones name a repository.
+        "audio_tokenizer": {"audio_tokenizer_name_or_path": codec.name},
         "audio_stream_bos_id": tiny.codes,
         "audio_stream_eos_id": tiny.codes + 1,
     }
-    (directory / "processor_config.json").write_text(json.dumps(processor, indent=2))
+    write_json(
+        directory / "processor_config.json", shrunk(published.config("processor_config.json"), processor)
+    )
     (directory / "chat_template.jinja").write_text(_TEMPLATE)
     mark_random(directory)
     return directory
 
 
-def _tokenizer() -> Any:
+def _write_weights(directory: Path, weights: Mapping[str, torch.Tensor], chance: torch.Generator) -> None:
+    """transformers' layout in ``model.safetensors``, with the head of text that nobody reads; in the shards
+    and their index the authors'."""
+    import torch
+    from safetensors.torch import save_file
+
+    text_head = torch.randn(weights["model.embed_tokens.weight"].shape, generator=chance)
+    tensors = {**weights, "text_lm_head.weight": text_head}
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        directory / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    shards = {
+        name: f"model-{shard:05}-of-{len(_AUTHORS):05}.safetensors"
+        for shard, name in enumerate(_AUTHORS, start=1)
+    }
+    for name, file in shards.items():
+        save_file({name: torch.zeros(1)}, directory / file)
+    write_json(directory / "model.safetensors.index.json", {"weight_map": shards})
+
+
+def _write_tokenizer(directory: Path, ids: Mapping[str, int]) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(_SPECIAL))
-    start = [(_START, tokenizer.token_to_id(_START))]
+    tokenizer.add_special_tokens(list(ids))
+    start = [(_START, ids[_START])]
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{_START} $A", special_tokens=start)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=_START, eos_token=_END, pad_token=_END, model_max_length=2048
-    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = published_model("higgs_audio_v2").config("tokenizer_config.json")
+    added = settings["added_tokens_decoder"].values()
+    settings["added_tokens_decoder"] = {str(ids[token["content"]]): token for token in added}
+    write_json(directory / "tokenizer_config.json", settings)
 
 
-def _fill(model: Any, chance: torch.Generator) -> None:
-    """Weights large enough that codes differ from row to row."""
+def _fill(model: Any, used: list[int], chance: torch.Generator) -> None:
+    """Weights large enough that codes differ from row to row; zeros for tokens that are not used."""
     import torch
 
     config = model.config
@@ -154,6 +195,9 @@ def _fill(model: Any, chance: torch.Generator) -> None:
         for name, tensor in model.named_parameters():
             if name.endswith(("norm.weight", "layernorm.weight")):
                 tensor.copy_(1 + 0.1 * torch.randn(tensor.shape, generator=chance))
+            elif name == "model.embed_tokens.weight":
+                tensor.zero_()
+                tensor[used] = torch.randn(len(used), tensor.shape[1], generator=chance)
             elif "embed" in name:
                 tensor.copy_(torch.randn(tensor.shape, generator=chance))
             else:

@@ -69,10 +69,15 @@ class WordTokenizer:
         """The id of one token."""
         return self.special[token] if token in self.special else self.vocab[token]
 
-    def write(self, directory: Path) -> None:
-        """Writes ``vocab.json``, ``merges.txt``, ``tokenizer_config.json`` and ``chat_template.json``."""
+    def write(self, directory: Path, *, versioned: bool = False) -> None:
+        """Writes ``vocab.json``, ``merges.txt``, ``tokenizer_config.json`` and ``chat_template.json``.
+
+        Args:
+            versioned: True for a first line of ``merges.txt`` that names the format's version.
+        """
         merges = "".join(f"{left} {right}\n" for left, right in self.merges)
-        (directory / "merges.txt").write_text(merges, encoding="utf-8")
+        version = "#version: 0.2\n" if versioned else ""
+        (directory / "merges.txt").write_text(version + merges, encoding="utf-8")
         write_json(directory / "vocab.json", self.vocab)
         added = {str(self.special[entry["content"]]): entry for entry in self._added}
         write_json(directory / "tokenizer_config.json", {**self._published, "added_tokens_decoder": added})

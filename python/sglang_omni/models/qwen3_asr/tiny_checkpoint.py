@@ -10,19 +10,30 @@ from typing import TYPE_CHECKING, Any, Literal
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen3_asr.components.answer import TEXT_MARK
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.published import published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
     import torch
 
-_SPECIAL = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|audio_start|>",
-    "<|audio_end|>",
-    "<|audio_pad|>",
+# Those that a model reads or writes; the other added tokens mean nothing, and their rows are zero.
+_USED = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", TEXT_MARK),
 )
+_MARKS = {"start_token": "start", "end_token": "end", "token": "pad"}
+# What transformers' classes have of the published fields.
+_AUDIO_FIELDS = (
+    *("num_mel_bins", "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+    *("downsample_hidden_size", "output_dim", "n_window", "n_window_infer", "activation_function"),
+)
+_TEXT_FIELDS = (
+    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings", "vocab_size", "rms_norm_eps"),
+    *("hidden_act", "tie_word_embeddings"),
+)
+# Rows of the table behind the tokenizer's, as in published checkpoints.
+_SPARE_ROWS = 17
 # What is heard weighs most: else a token would be followed by itself, or be the same in every recording.
 _TOKEN_STD, _HEARD_GAIN, _GAIN = 0.1, 3.0, 1.5
 _CHAT_TEMPLATE = """\
@@ -44,7 +55,7 @@ _CHAT_TEMPLATE = """\
 class TinyQwen3ASRShape:
     """The sizes of a checkpoint by the names of ``config.json``, those of its encoder behind ``audio_``."""
 
-    layout: Literal["transformers", "authors"] = option("transformers", "transformers, or authors")
+    layout: Literal["authors", "transformers"] = option("authors", "authors, as published, or transformers")
     num_mel_bins: int = option(128, "numbers of a mel frame")
     audio_d_model: int = option(32, "the encoder's hidden size")
     audio_encoder_layers: int = option(2, "its layers")
@@ -78,53 +89,27 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     """
     directory, tiny = Path(path), TinyQwen3ASRShape(**shape)
     directory.mkdir(parents=True, exist_ok=True)
-    ids = _write_tokenizer(directory, tiny)
-    _write_configs(directory, tiny, ids)
-    _write_weights(directory, tiny, len(ids), seed)
+    published = published_model("qwen3_asr")
+    words = WordTokenizer(tiny.text_tokens, published.config("tokenizer_config.json"), _CHAT_TEMPLATE)
+    words.write(directory, versioned=True)
+    _write_configs(directory, tiny, words)
+    _write_weights(directory, tiny, words, seed)
     mark_random(directory)
     return directory
 
 
-def _write_tokenizer(directory: Path, tiny: TinyQwen3ASRShape) -> dict[str, int]:
-    """Returns the ids of all tokens."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    words = WordTokenizer(tiny.text_tokens, {}, "")
-    tokenizer = Tokenizer(models.BPE(words.vocab, [tuple(pair) for pair in words.merges]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _SPECIAL])
-    # Part of what the model writes.
-    tokenizer.add_tokens([AddedToken(TEXT_MARK, normalized=False, special=False)])
-    tokenizer.save(str(directory / "tokenizer.json"), pretty=True)
-    write_json(
-        directory / "tokenizer_config.json",
-        {
-            "tokenizer_class": "Qwen2Tokenizer",
-            "eos_token": "<|im_end|>",
-            "pad_token": "<|endoftext|>",
-            "audio_token": "<|audio_pad|>",
-            "audio_bos_token": "<|audio_start|>",
-            "audio_eos_token": "<|audio_end|>",
-        },
-    )
-    write_json(directory / "chat_template.json", {"chat_template": _CHAT_TEMPLATE})
-    vocab: dict[str, int] = tokenizer.get_vocab()
-    return vocab
-
-
-def _write_configs(directory: Path, tiny: TinyQwen3ASRShape, ids: dict[str, int]) -> None:
+def _write_configs(directory: Path, tiny: TinyQwen3ASRShape, words: WordTokenizer) -> None:
+    published = published_model("qwen3_asr")
     audio = {
         "num_mel_bins": tiny.num_mel_bins,
         "d_model": tiny.audio_d_model,
         "encoder_layers": tiny.audio_encoder_layers,
+        "num_hidden_layers": tiny.audio_encoder_layers,
         "encoder_attention_heads": tiny.audio_encoder_attention_heads,
         "encoder_ffn_dim": tiny.audio_encoder_ffn_dim,
         "downsample_hidden_size": tiny.audio_downsample_hidden_size,
         "output_dim": tiny.hidden_size,
-        "n_window": 50,
         "n_window_infer": tiny.audio_window,
-        "activation_function": "gelu",
     }
     text: dict[str, Any] = {
         name: getattr(tiny, name)
@@ -133,41 +118,49 @@ def _write_configs(directory: Path, tiny: TinyQwen3ASRShape, ids: dict[str, int]
             *("num_key_value_heads", "head_dim", "max_position_embeddings"),
         )
     }
-    text |= {"vocab_size": len(ids), "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": True}
-    ends = [ids["<|endoftext|>"], ids["<|im_end|>"]]
-    top: dict[str, Any] = {
-        "architectures": ["Qwen3ASRForConditionalGeneration"],
-        "model_type": "qwen3_asr",
-        "dtype": "float32",
-        "eos_token_id": ends,
-        "pad_token_id": ends[0],
-    }
-    if tiny.layout == "authors":
-        scaling = {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}
-        text |= {"rope_theta": 1e6, "rope_scaling": scaling}
-        parts = {"audio_config": audio, "text_config": text, "audio_token_id": ids["<|audio_pad|>"]}
-        top["thinker_config"] = parts
-    else:
-        text |= {"model_type": "qwen3", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
-        audio |= {"model_type": "qwen3_asr_encoder", "max_position_embeddings": 13}
-        top |= {"audio_config": audio, "text_config": text, "audio_token_id": ids["<|audio_pad|>"]}
-        top["tie_word_embeddings"] = True
-    write_json(directory / "config.json", top)
-    write_json(directory / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends[0]})
-    write_json(
-        directory / "preprocessor_config.json",
-        {
+    text |= {"vocab_size": len(words) + _SPARE_ROWS, "rope_scaling": {"mrope_section": [4, 2, 2]}}
+    tokens = {f"audio_{name}_id": words.id(f"<|audio_{mark}|>") for name, mark in _MARKS.items()}
+    parts = {**tokens, "audio_config": audio, "text_config": text, "dtype": "float32"}
+    config = shrunk(published.config(), {"thinker_config": parts})
+    generation = published.config("generation_config.json")
+    generation["eos_token_id"] = [words.id("<|endoftext|>"), words.id("<|im_end|>")]
+    generation["pad_token_id"] = words.id("<|endoftext|>")
+    preprocessor = published.config("preprocessor_config.json") | {"feature_size": tiny.num_mel_bins}
+    if tiny.layout == "transformers":
+        config = _resaved(config, generation)
+        preprocessor = {
             "feature_extractor_type": "Qwen3ASRFeatureExtractor",
             "feature_size": tiny.num_mel_bins,
             "hop_length": 160,
             "n_fft": 400,
             "n_window": 50,
             "sampling_rate": 16_000,
-        },
-    )
+        }
+    write_json(directory / "config.json", config)
+    write_json(directory / "generation_config.json", generation)
+    write_json(directory / "preprocessor_config.json", preprocessor)
 
 
-def _write_weights(directory: Path, tiny: TinyQwen3ASRShape, vocab_size: int, seed: int) -> None:
+def _resaved(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any]:
+    """``config.json`` as transformers' conversion of a checkpoint writes it."""
+    parts = config["thinker_config"]
+    audio, text = parts["audio_config"], parts["text_config"]
+    rope = {"rope_type": "default", "rope_theta": text["rope_theta"]}
+    return {
+        "architectures": config["architectures"],
+        "model_type": config["model_type"],
+        "dtype": parts["dtype"],
+        "eos_token_id": generation["eos_token_id"],
+        "pad_token_id": generation["pad_token_id"],
+        "audio_token_id": parts["audio_token_id"],
+        "audio_config": {name: audio[name] for name in _AUDIO_FIELDS}
+        | {"model_type": "qwen3_asr_encoder", "max_position_embeddings": 13},
+        "text_config": {name: text[name] for name in _TEXT_FIELDS} | {"rope_parameters": rope},
+        "tie_word_embeddings": True,
+    }
+
+
+def _write_weights(directory: Path, tiny: TinyQwen3ASRShape, words: WordTokenizer, seed: int) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -180,8 +173,16 @@ def _write_weights(directory: Path, tiny: TinyQwen3ASRShape, vocab_size: int, se
         checkpoint.stored_name(name): _weight(name, tensor.shape, generator)
         for name, tensor in audio_tower(checkpoint.audio).state_dict().items()
     }
-    for name, shape in _decoder_shapes(tiny, vocab_size):
+    ids = [*range(tiny.text_tokens), *(words.id(token) for token in _USED)]
+    for name, shape in _decoder_shapes(tiny, len(ids)):
         tensors[checkpoint.decoder + name] = _weight(name, torch.Size(shape), generator)
+    name = f"{checkpoint.decoder}embed_tokens.weight"
+    table = torch.zeros(len(words) + _SPARE_ROWS, tiny.hidden_size)
+    table[ids] = tensors[name]
+    tensors[name] = table
+    if tiny.layout == "authors":
+        # Stored, although it is tied.
+        tensors[checkpoint.head] = table.clone()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.published import published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
-KINDS = ("llama", "qwen2", "qwen3")
-_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_CHAT = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+# By kind: the published model that is shrunk, the special tokens that its configs name, and its turns.
+PUBLISHED = {
+    "llama": "meta-llama/Llama-3.2-1B-Instruct",
+    "qwen2": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen3": "Qwen/Qwen3-0.6B",
+}
+KINDS = tuple(PUBLISHED)
+_QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_LLAMA = (
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"),
+    *("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>"),
 )
+# Rows of the tables behind the tokenizer's, as in published checkpoints.
+_SPARE_ROWS = 5
+
+
+_CHAT = {
+    _QWEN: ("<|im_start|>", "\n", "<|im_end|>\n"),
+    _LLAMA: ("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"),
+}
 
 
 @dataclass(frozen=True)
@@ -49,34 +63,66 @@ class TinyTextShape:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
+        if self.kind == "qwen2" and self.head_dim * self.heads != self.hidden:
+            raise ValueError(
+                f"head_dim ({self.head_dim}) of a qwen2 must be hidden / heads ({self.hidden // self.heads})"
+            )
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """The special tokens, behind the bytes."""
+        return _LLAMA if self.kind == "llama" else _QWEN
+
+    @property
+    def vocab_size(self) -> int:
+        return 256 + len(self.special) + _SPARE_ROWS
 
     def config(self) -> dict[str, Any]:
-        """``config.json``."""
-        return {
-            "architectures": [f"{self.kind.capitalize()}ForCausalLM"],
-            "model_type": self.kind,
-            "dtype": "float32",
-            "bos_token_id": None,
-            "eos_token_id": 258,
-            "pad_token_id": 256,
-            "vocab_size": 256 + len(_SPECIAL),
+        """``config.json``: the published one with these sizes."""
+        published = published_model("text", PUBLISHED[self.kind]).config()
+        changes: dict[str, Any] = {
+            "torch_dtype": "float32",
+            **self._ids(published),
+            "vocab_size": self.vocab_size,
             "hidden_size": self.hidden,
             "intermediate_size": 2 * self.hidden,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
             "max_position_embeddings": self.context,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 10_000.0,
             "tie_word_embeddings": self.tied,
         }
+        if self.kind != "qwen2":
+            changes["head_dim"] = self.head_dim
+        if self.kind == "llama":
+            # Within what tests reach.
+            changes["rope_scaling"] = {"original_max_position_embeddings": 64}
+        else:
+            changes["max_window_layers"] = self.layers
+        return shrunk(published, changes)
+
+    def generation_config(self) -> dict[str, Any]:
+        """``generation_config.json``."""
+        published = published_model("text", PUBLISHED[self.kind]).config("generation_config.json")
+        return shrunk(published, self._ids(published))
+
+    def _ids(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of tokens in a published config, as they are here."""
+        tokens = published_model("text", PUBLISHED[self.kind]).added_tokens
+        names = {token_id: token for token, token_id in tokens.items()}
+
+        def here(token_id: int | list[int]) -> int | list[int]:
+            if isinstance(token_id, list):
+                return [256 + self.special.index(names[each]) for each in token_id]
+            return 256 + self.special.index(names[token_id])
+
+        found = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return {name: here(fields[name]) for name in found if name in fields}
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors, by their published names."""
         hidden, queries, keys = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        vocabulary = (256 + len(_SPECIAL), hidden)
+        vocabulary = (self.vocab_size, hidden)
         shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocabulary}
         for layer in range(self.layers):
             name = f"model.layers.{layer}"
@@ -129,34 +175,52 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
         ).astype(np.float32)
         for name, size in sizes.tensors().items()
     }
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in weights:
+            weights[name][-_SPARE_ROWS:] = 0
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     _write_json(path / "config.json", sizes.config())
-    _write_json(
-        path / "generation_config.json", {"do_sample": False, "eos_token_id": 258, "pad_token_id": 256}
-    )
-    _write_tokenizer(path)
+    _write_json(path / "generation_config.json", sizes.generation_config())
+    _write_tokenizer(path, sizes)
     mark_random(path)
     return path
 
 
-def _write_tokenizer(path: Path) -> None:
+def _write_tokenizer(path: Path, shape: TinyTextShape) -> None:
     """One token a byte, then the special tokens."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: token for token, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in _SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in shape.special])
+    settings = published_model("text", PUBLISHED[shape.kind]).config("tokenizer_config.json")
+    if shape.kind == "llama":
+        start = settings["bos_token"]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{start} $A", special_tokens=[(start, tokenizer.token_to_id(start))]
+        )
     tokenizer.save(str(path / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "chat_template": _CHAT,
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-    }
+    ids = {token: 256 + place for place, token in enumerate(shape.special)}
+    added = {token["content"]: token for token in settings["added_tokens_decoder"].values()}
+    settings["added_tokens_decoder"] = {str(ids[token]): added[token] for token in shape.special}
+    if "additional_special_tokens" in settings:
+        named = settings["additional_special_tokens"]
+        settings["additional_special_tokens"] = [token for token in named if token in ids]
+    settings["chat_template"] = _chat_template(shape)
     _write_json(path / "tokenizer_config.json", settings)
+
+
+def _chat_template(shape: TinyTextShape) -> str:
+    before, between, after = (repr(text) for text in _CHAT[shape.special])
+    start = "{{ bos_token }}" if shape.kind == "llama" else ""
+    return (
+        f"{start}{{% for message in messages %}}"
+        f"{{{{ {before} + message.role + {between} + message.content + {after} }}}}"
+        f"{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{{{{ {before} + 'assistant' + {between} }}}}{{% endif %}}"
+    )
 
 
 def _write_json(path: Path, value: Any) -> None:

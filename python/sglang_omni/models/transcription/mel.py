@@ -36,7 +36,7 @@ class MelFilters:
     def __init__(self, num_bins: int, hop: int = 160, fft: int = 400) -> None:
         self.num_bins, self.hop, self.fft = num_bins, hop, fft
         self._window = torch.hann_window(fft)
-        self._bands = torch.from_numpy(_slaney_bands(num_bins, fft)).float()
+        self._bands = torch.from_numpy(slaney_bands(num_bins, fft)).float()
 
     @classmethod
     def from_dir(cls, path: Path, num_bins: int) -> Self:
@@ -77,7 +77,7 @@ class MelFilters:
         return in_relation(frames, float(frames.max()))
 
 
-def _slaney_bands(num_bins: int, fft: int) -> np.ndarray:
+def slaney_bands(num_bins: int, fft: int) -> np.ndarray:
     """Triangles on Slaney's scale from 0 to 8 kHz, each of area 1: (num_bins, fft // 2 + 1)."""
     edges = _hertz(np.linspace(0.0, _mel(_HIGHEST_HZ), num_bins + 2))
     bins = np.linspace(0.0, SAMPLE_RATE / 2, fft // 2 + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.tiny_shapes import option
 from sglang_omni.models.whisper.components.checkpoint import FRAMES_PER_POSITION, WhisperCheckpoint
+from sglang_omni.published import PublishedModel, published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
 if TYPE_CHECKING:
     import torch
 
 _FRAMES_PER_SECOND = 100
+# Tokens below are bytes, in every vocabulary the same.
+_BYTES = 256
+# What the model writes; the others' rows are zero.
 _LANGUAGES = ("en", "zh", "de", "es", "fr", "ja")
 # What is heard weighs most: else a token would be followed by itself, or be the same in every recording.
 _TOKEN_STD, _PLACE_STD = 0.1, 0.1
@@ -44,7 +49,7 @@ SHAPE = TinyWhisperShape
 
 
 def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
-    """Writes a checkpoint.
+    """Writes a checkpoint with all the files of the published ones, their weights once.
 
     Args:
         path: Its directory, which is made.
@@ -56,73 +61,93 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     """
     directory, tiny = Path(path), TinyWhisperShape(**shape)
     directory.mkdir(parents=True, exist_ok=True)
-    special = _special_tokens(tiny)
-    vocab_size = _write_tokenizer(directory, tiny, special)
-    ids = {token: tiny.text_tokens + index for index, token in enumerate(special)}
-    _write_configs(directory, tiny, ids, vocab_size)
-    _write_weights(directory, seed)
+    published = published_model("whisper")
+    added = _added_tokens(published, tiny)
+    ids = {token["content"]: int(token_id) for token_id, token in added.items()}
+    _write_tokenizer(directory, tiny, published, added)
+    _write_configs(directory, tiny, published, ids)
+    languages = {f"<|{code}|>" for code in (_LANGUAGES if tiny.multilingual else _LANGUAGES[:1])}
+    unused = {token for token in _languages(published) if token not in languages}
+    _write_weights(directory, [ids[token] for token in unused], seed)
     mark_random(directory)
     return directory
 
 
-def _special_tokens(tiny: TinyWhisperShape) -> list[str]:
-    """The published order: the end, the start, languages, tasks, and marks; then times, 20 ms apart."""
-    languages = _LANGUAGES if tiny.multilingual else _LANGUAGES[:1]
-    named = ["endoftext", "startoftranscript", *languages, "translate", "transcribe"]
-    named += ["startoflm", "startofprev", "nospeech", "notimestamps"]
-    times = [f"{step * 0.02:.2f}" for step in range(tiny.max_source_positions + 1)]
-    return [f"<|{name}|>" for name in [*named, *times]]
+def _languages(published: PublishedModel) -> list[str]:
+    return list(published.config("generation_config.json")["lang_to_id"])
 
 
-def _write_tokenizer(directory: Path, tiny: TinyWhisperShape, special: list[str]) -> int:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+def _added_tokens(published: PublishedModel, tiny: TinyWhisperShape) -> dict[str, dict[str, Any]]:
+    """The published ones up to the first time, by id, and the times of a window, 20 ms apart."""
+    tokens = list(published.config("tokenizer_config.json")["added_tokens_decoder"].values())
+    first_time = next(place for place, token in enumerate(tokens) if token["content"] == "<|0.00|>")
+    times = [
+        {**tokens[first_time], "content": f"<|{step * 0.02:.2f}|>"}
+        for step in range(tiny.max_source_positions + 1)
+    ]
+    here = [*tokens[:first_time], *times]
+    return {str(token_id): token for token_id, token in enumerate(here, start=tiny.text_tokens)}
+
+
+def _write_tokenizer(
+    directory: Path, tiny: TinyWhisperShape, published: PublishedModel, added: dict[str, dict[str, Any]]
+) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     words = WordTokenizer(tiny.text_tokens, {}, "")
     tokenizer = Tokenizer(models.BPE(words.vocab, [tuple(pair) for pair in words.merges]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(**token) for token in added.values()])
+    around = ["<|startoftranscript|>", "<|notimestamps|>", "<|endoftext|>"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{around[0]} {around[1]} $A {around[2]}",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in around],
+    )
     tokenizer.save(str(directory / "tokenizer.json"), pretty=True)
     (directory / "merges.txt").write_text(
         "#version: 0.2\n" + "".join(f"{left} {right}\n" for left, right in words.merges), encoding="utf-8"
     )
     write_json(directory / "vocab.json", words.vocab)
-    end = special[0]
-    write_json(
-        directory / "tokenizer_config.json",
-        {"tokenizer_class": "WhisperTokenizer", "bos_token": end, "eos_token": end, "unk_token": end},
-    )
-    return int(tokenizer.get_vocab_size())
+    settings = published.config("tokenizer_config.json") | {"added_tokens_decoder": added}
+    write_json(directory / "tokenizer_config.json", settings)
+    named = ("additional_special_tokens", "bos_token", "eos_token", "pad_token", "unk_token")
+    write_json(directory / "special_tokens_map.json", {name: settings[name] for name in named})
+    ids = {token["content"]: int(token_id) for token_id, token in added.items()}
+    write_json(directory / "added_tokens.json", ids)
+    # Spellings of English, which only scores of transcripts need.
+    write_json(directory / "normalizer.json", {})
 
 
-def _write_configs(directory: Path, tiny: TinyWhisperShape, ids: dict[str, int], vocab_size: int) -> None:
-    fields = asdict(tiny)
-    del fields["text_tokens"], fields["multilingual"]
-    end, start = ids["<|endoftext|>"], ids["<|startoftranscript|>"]
-    marks = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
-    write_json(
-        directory / "config.json",
-        {
-            "architectures": ["WhisperForConditionalGeneration"],
-            "model_type": "whisper",
-            "vocab_size": vocab_size,
-            "activation_function": "gelu",
-            "is_encoder_decoder": True,
-            "scale_embedding": False,
-            "tie_word_embeddings": True,
-            "dtype": "float32",
-            **fields,
-            **marks,
-        },
-    )
-    first_space = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))["\u0120"]
-    generation: dict[str, Any] = {
-        **marks,
-        "max_length": tiny.max_target_positions,
-        "suppress_tokens": [start, *range(ids["<|translate|>"], ids["<|notimestamps|>"])],
-        "begin_suppress_tokens": [first_space, end],
-        "is_multilingual": tiny.multilingual,
-        "max_initial_timestamp_index": 50,
+def _write_configs(
+    directory: Path, tiny: TinyWhisperShape, published: PublishedModel, ids: dict[str, int]
+) -> None:
+    from sglang_omni.models.transcription.mel import slaney_bands
+
+    sizes = asdict(tiny)
+    del sizes["text_tokens"], sizes["multilingual"]
+    names = {token_id: token for token, token_id in published.added_tokens.items()}
+
+    def here(token_id: int | None) -> int | None:
+        """The id here of a published token that is here too; words are others."""
+        if token_id is None or token_id < _BYTES:
+            return token_id
+        return ids.get(names.get(token_id, ""))
+
+    def all_here(token_ids: list[int]) -> list[int]:
+        return [found for token_id in token_ids if (found := here(token_id)) is not None]
+
+    marks = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    config, generation = published.config(), published.config("generation_config.json")
+    for fields in (config, generation):
+        fields |= {name: here(fields[name]) for name in marks}
+        fields["suppress_tokens"] = all_here(fields["suppress_tokens"])
+        fields["begin_suppress_tokens"] = all_here(fields["begin_suppress_tokens"])
+        fields["forced_decoder_ids"] = [[at, here(token)] for at, token in fields["forced_decoder_ids"]]
+        fields["max_length"] = tiny.max_target_positions
+    config |= {"vocab_size": tiny.text_tokens + len(ids), "num_hidden_layers": tiny.encoder_layers}
+    write_json(directory / "config.json", shrunk(config, sizes))
+    generation |= {
         "alignment_heads": [
             [layer, head]
             for layer in range(tiny.decoder_layers // 2, tiny.decoder_layers)
@@ -130,29 +155,28 @@ def _write_configs(directory: Path, tiny: TinyWhisperShape, ids: dict[str, int],
         ],
         "no_timestamps_token_id": ids["<|notimestamps|>"],
         "prev_sot_token_id": ids["<|startofprev|>"],
-        "return_timestamps": False,
+        "is_multilingual": tiny.multilingual,
     }
-    if tiny.multilingual:
-        generation["lang_to_id"] = {f"<|{code}|>": ids[f"<|{code}|>"] for code in _LANGUAGES}
-        generation["task_to_id"] = {task: ids[f"<|{task}|>"] for task in ("translate", "transcribe")}
-        generation["suppress_tokens"] += list(generation["lang_to_id"].values())
+    for name in ("lang_to_id", "task_to_id"):
+        generation[name] = {key: here(token_id) for key, token_id in generation[name].items()}
+    if not tiny.multilingual:
+        # As in the models of English alone, whose names end in .en.
+        del generation["lang_to_id"], generation["task_to_id"]
+        generation["forced_decoder_ids"] = [[1, ids["<|notimestamps|>"]]]
     write_json(directory / "generation_config.json", generation)
     frames = tiny.max_source_positions * FRAMES_PER_POSITION
-    write_json(
-        directory / "preprocessor_config.json",
-        {
-            "feature_extractor_type": "WhisperFeatureExtractor",
-            "processor_class": "WhisperProcessor",
-            "feature_size": tiny.num_mel_bins,
-            "chunk_length": frames // _FRAMES_PER_SECOND,
-            "hop_length": 160,
-            "n_fft": 400,
-            "sampling_rate": 16_000,
-        },
-    )
+    samples = {
+        "feature_size": tiny.num_mel_bins,
+        "chunk_length": frames // _FRAMES_PER_SECOND,
+        "n_samples": frames * 160,
+        "nb_max_frames": frames,
+    }
+    preprocessor = shrunk(published.config("preprocessor_config.json"), samples)
+    preprocessor["mel_filters"] = slaney_bands(tiny.num_mel_bins, preprocessor["n_fft"]).tolist()
+    (directory / "preprocessor_config.json").write_text(json.dumps(preprocessor), encoding="utf-8")
 
 
-def _write_weights(directory: Path, seed: int) -> None:
+def _write_weights(directory: Path, unused: list[int], seed: int) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -164,14 +188,21 @@ def _write_weights(directory: Path, seed: int) -> None:
     parts: dict[str, torch.nn.Module] = {"encoder": WhisperEncoder(shape), "decoder": WhisperDecoder(shape)}
     for part, module in parts.items():
         for name, parameter in module.named_parameters():
-            tensors[f"model.{part}.{name}"] = _weight(name, parameter.shape, generator)
+            if name == "embed_tokens.weight":
+                used = torch.ones(shape.vocab_size, dtype=torch.bool)
+                used[unused] = False
+                table = torch.zeros(parameter.shape)
+                table[used] = _weight(name, (int(used.sum()), shape.hidden_size), generator)
+                tensors[f"model.{part}.{name}"] = table
+            else:
+                tensors[f"model.{part}.{name}"] = _weight(name, parameter.shape, generator)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _weight(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+def _weight(name: str, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
     import torch
 
-    drawn = torch.randn(shape, generator=generator)
+    drawn = torch.randn(tuple(shape), generator=generator)
     if "norm" in name:
         return 1.0 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
     if "embed" in name:

@@ -7,6 +7,7 @@ and tests would miss errors.
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,7 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 VOICES = ("Chelsie", "Ethan")
+_FREQUENCIES = "token2wav.code2wav_dit_model.rotary_embed.inv_freq"
 # Ids behind the tokenizer's, as in published checkpoints: of the end and the padding of speech's text, and of
 # each voice's beginning.
 NUM_SPEECH_TOKENS = 2 + len(VOICES)
@@ -87,18 +89,24 @@ def make(path: str | Path, seed: int = 0, **shape: int) -> Path:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**fields)).eval()
+        # transformers changes what it is given.
+        model = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**copy.deepcopy(fields))).eval()
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 _spread(name, weight)
             _quieten(model, fields, tokenizer)
         voices = _voices(sizes, len(tokenizer))
-    model.save_pretrained(directory, max_shard_size=f"{sizes.shard_kb}KB")
+    weights = model.state_dict()
+    if sizes.talker:
+        # Published, although it is computed.
+        weights[_FREQUENCIES] = model.token2wav.code2wav_dit_model.rotary_embed.inv_freq.clone()
+    model.save_pretrained(directory, state_dict=weights, max_shard_size=f"{sizes.shard_kb}KB")
     # transformers' own, which it reads to make the model, has more than a published one.
     write_json(directory / "config.json", fields)
-    write_json(directory / "generation_config.json", {"eos_token_id": tokenizer.id("<|im_end|>")})
-    write_json(directory / "preprocessor_config.json", _preprocessor())
-    tokenizer.write(directory)
+    for name in ("generation_config.json", "preprocessor_config.json", "special_tokens_map.json"):
+        write_json(directory / name, published.config(name))
+    tokenizer.write(directory, versioned=True)
+    write_json(directory / "added_tokens.json", tokenizer.special)
     mark_random(directory)
     torch.save(voices, directory / "spk_dict.pt")
     return directory
@@ -150,30 +158,4 @@ def _voices(sizes: OmniShape, first: int) -> dict[str, dict[str, Any]]:
             "ref_mel": torch.randn(1, 30 + 7 * index, sizes.mel_bins),
         }
         for index, name in enumerate(VOICES)
-    }
-
-
-def _preprocessor() -> dict[str, Any]:
-    return {
-        "chunk_length": 300,
-        "dither": 0.0,
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 128,
-        "hop_length": 160,
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
-        "max_pixels": 12845056,
-        "merge_size": 2,
-        "min_pixels": 3136,
-        "n_fft": 400,
-        "n_samples": 4800000,
-        "nb_max_frames": 30000,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "patch_size": 14,
-        "processor_class": "Qwen2_5OmniProcessor",
-        "return_attention_mask": True,
-        "sampling_rate": 16000,
-        "temporal_patch_size": 2,
     }

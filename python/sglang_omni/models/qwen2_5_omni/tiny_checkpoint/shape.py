@@ -1,4 +1,4 @@
-"""The sizes of a tiny checkpoint, and its ``config.json`` in the published form."""
+"""The sizes of a tiny checkpoint, and its ``config.json``: the published one, with these sizes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_omni.models.tiny_shapes import option
+from sglang_omni.published import published_model, shrunk
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class OmniShape:
     shard_kb: int = option(600, "size of a safetensors file")
 
     def config(self, ids: Mapping[str, int], first_speech_id: int) -> dict[str, Any]:
-        """``config.json``.
+        """``config.json``: the published one with these sizes.
 
         Args:
-            ids: Of special tokens and of "user".
+            ids: Of added tokens and of "user".
             first_speech_id: Behind the tokenizer's ids: of the text's padding; then the text's end.
         """
         media = {
@@ -51,152 +52,124 @@ class OmniShape:
             "video_token_index": ids["<|VIDEO|>"],
             "vision_start_token_id": ids["<|vision_bos|>"],
             "vision_end_token_id": ids["<|vision_eos|>"],
-            "position_id_per_seconds": 25,
-            "seconds_per_chunk": 2,
         }
-        return {
-            "architectures": ["Qwen2_5OmniModel"],
-            "model_type": "qwen2_5_omni",
-            "dtype": "float32",
-            "enable_audio_output": bool(self.talker),
-            "enable_talker": bool(self.talker),
-            "thinker_config": {
-                **media,
-                "model_type": "qwen2_5_omni_thinker",
-                "user_token_id": ids["user"],
-                "eos_token_id": ids["<|im_end|>"],
-                "pad_token_id": ids["<|endoftext|>"],
-                "audio_config": self._audio(),
-                "vision_config": self._vision(),
-                "text_config": {
-                    "model_type": "qwen2_5_omni_text",
-                    "vocab_size": self.vocab_size,
-                    "hidden_size": self.hidden,
-                    "intermediate_size": 3 * self.hidden // 2,
-                    "num_hidden_layers": self.layers,
-                    "num_attention_heads": self.heads,
-                    "num_key_value_heads": self.kv_heads,
-                    **self._decoder(self.hidden // self.heads),
+        published = published_model("qwen2_5_omni").config()
+        seconds = published["talker_config"]["position_id_per_seconds"]
+        config = shrunk(
+            published,
+            {
+                "torch_dtype": "float32",
+                "enable_audio_output": bool(self.talker),
+                "enable_talker": bool(self.talker),
+                "thinker_config": {
+                    **media,
+                    "torch_dtype": "float32",
+                    "user_token_id": ids["user"],
+                    "bos_token_id": ids["<|im_start|>"],
+                    "eos_token_id": ids["<|im_end|>"],
+                    "pad_token_id": ids["<|endoftext|>"],
+                    "vision_token_id": ids["<|vision_pad|>"],
+                    "audio_config": {
+                        "d_model": 32,
+                        "encoder_attention_heads": 4,
+                        "encoder_ffn_dim": 64,
+                        "encoder_layers": self.audio_layers,
+                        "num_hidden_layers": self.audio_layers,
+                        "output_dim": self.hidden,
+                    },
+                    "vision_config": {
+                        "depth": self.vision_depth,
+                        "embed_dim": 32,
+                        "hidden_size": 32,
+                        "intermediate_size": 48,
+                        "num_heads": 4,
+                        "out_hidden_size": self.hidden,
+                        "fullatt_block_indexes": list(range(1, self.vision_depth, 2)),
+                    },
+                    "text_config": {
+                        "vocab_size": self.vocab_size,
+                        "hidden_size": self.hidden,
+                        "intermediate_size": 3 * self.hidden // 2,
+                        "num_hidden_layers": self.layers,
+                        "num_attention_heads": self.heads,
+                        "num_key_value_heads": self.kv_heads,
+                        "max_position_embeddings": self.context,
+                        "rope_scaling": {"mrope_section": _thinker_section(self.hidden // self.heads)},
+                    },
                 },
+                "talker_config": {
+                    **media,
+                    "torch_dtype": "float32",
+                    # Another than the thinker's, which published ones have, shows a confusion of the two.
+                    "position_id_per_seconds": 2 * seconds,
+                    "vocab_size": self.codes + 24,
+                    "embedding_size": self.hidden,
+                    "hidden_size": self.talker_hidden,
+                    "intermediate_size": 2 * self.talker_hidden,
+                    "num_hidden_layers": self.talker_layers,
+                    "num_attention_heads": self.talker_heads,
+                    "num_key_value_heads": self.talker_heads // 2,
+                    "head_dim": self.talker_head_dim,
+                    "max_position_embeddings": self.context,
+                    "rope_scaling": {"mrope_section": _talker_section(self.talker_head_dim)},
+                    "tts_text_pad_token_id": first_speech_id,
+                    "tts_text_start_token_id": first_speech_id,
+                    "tts_text_end_token_id": first_speech_id + 1,
+                    "tts_codec_pad_token_id": self.codes + 12,
+                    "tts_codec_start_token_id": self.codes + 13,
+                    "tts_codec_end_token_id": self.codes + 14,
+                    "tts_codec_mask_token_id": self.codes + 16,
+                },
+                "token2wav_config": {"dit_config": self._dit(), "bigvgan_config": self._vocoder()},
             },
-            "talker_config": {
-                **media,
-                # Published checkpoints have the thinker's value; another one shows a confusion of the two.
-                "position_id_per_seconds": 2 * media["position_id_per_seconds"],
-                "model_type": "qwen2_5_omni_talker",
-                "vocab_size": self.codes + 24,
-                "embedding_size": self.hidden,
-                "hidden_size": self.talker_hidden,
-                "intermediate_size": 2 * self.talker_hidden,
-                "num_hidden_layers": self.talker_layers,
-                "num_attention_heads": self.talker_heads,
-                "num_key_value_heads": self.talker_heads // 2,
-                "head_dim": self.talker_head_dim,
-                **self._decoder(self.talker_head_dim),
-                "tts_text_pad_token_id": first_speech_id,
-                "tts_text_start_token_id": first_speech_id,
-                "tts_text_end_token_id": first_speech_id + 1,
-                "tts_codec_pad_token_id": self.codes + 12,
-                "tts_codec_start_token_id": self.codes + 13,
-                "tts_codec_end_token_id": self.codes + 14,
-                "tts_codec_mask_token_id": self.codes + 16,
-                "spatial_merge_size": 2,
-            },
-            "token2wav_config": {
-                "model_type": "qwen2_5_omni_token2wav",
-                "dit_config": self._dit(),
-                "bigvgan_config": self._vocoder(),
-            },
-        }
-
-    def _decoder(self, head_dim: int) -> dict[str, Any]:
-        # The published split of 64 frequencies is 16 for time, 24 each for height and width.
-        side = head_dim // 2 * 24 // 64
-        return {
-            "hidden_act": "silu",
-            "initializer_range": 0.02,
-            "max_position_embeddings": self.context,
-            "rms_norm_eps": 1e-06,
-            "rope_scaling": {
-                "mrope_section": [head_dim // 2 - 2 * side, side, side],
-                "rope_type": "default",
-                "type": "default",
-            },
-            "rope_theta": 1000000.0,
-            "sliding_window": 32768,
-            "use_sliding_window": False,
-            "max_window_layers": 28,
-            "attention_dropout": 0.0,
-            "use_cache": True,
-        }
-
-    def _audio(self) -> dict[str, Any]:
-        return {
-            "model_type": "qwen2_5_omni_audio_encoder",
-            "activation_function": "gelu",
-            "d_model": 32,
-            "encoder_attention_heads": 4,
-            "encoder_ffn_dim": 64,
-            "encoder_layers": self.audio_layers,
-            "max_source_positions": 1500,
-            "n_window": 100,
-            "num_mel_bins": 128,
-            "output_dim": self.hidden,
-            "scale_embedding": False,
-        }
-
-    def _vision(self) -> dict[str, Any]:
-        return {
-            "model_type": "qwen2_5_omni_vision_encoder",
-            "depth": self.vision_depth,
-            "hidden_act": "silu",
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 4,
-            "in_channels": 3,
-            "patch_size": 14,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": 112,
-            "out_hidden_size": self.hidden,
-            "fullatt_block_indexes": list(range(1, self.vision_depth, 2)),
-        }
+        )
+        config["token2wav_config"]["dit_config"] |= self._unpublished()
+        return config
 
     def _dit(self) -> dict[str, Any]:
         return {
-            "model_type": "qwen2_5_omni_dit",
-            "hidden_size": self.dit_hidden,
-            "num_hidden_layers": self.dit_layers,
-            "num_attention_heads": self.dit_heads,
+            "depth": self.dit_layers,
+            "dim": self.dit_hidden,
+            "heads": self.dit_heads,
             "head_dim": self.dit_hidden // self.dit_heads,
-            "ff_mult": 2,
             "emb_dim": 16,
-            "rope_theta": 10000.0,
-            "max_position_embeddings": 32768,
-            "block_size": self.block_size,
-            "look_ahead_layers": [self.dit_layers // 2],
-            "look_backward_layers": [0, self.dit_layers - 1],
-            "repeats": 2,
             "num_embeds": self.codes + 1,
             "mel_dim": self.mel_bins,
-            "dropout": 0.1,
             "enc_emb_dim": self.speaker_dim,
             "enc_dim": 8,
             "enc_channels": [16, 16, 16, 16, 48],
-            "enc_kernel_sizes": [5, 3, 3, 3, 1],
-            "enc_dilations": [1, 2, 3, 4, 1],
             "enc_attention_channels": 8,
-            "enc_res2net_scale": 2,
             "enc_se_channels": 8,
+        }
+
+    def _unpublished(self) -> dict[str, Any]:
+        """What published checkpoints leave to defaults, which would be as large as theirs."""
+        return {
+            "hidden_size": self.dit_hidden,
+            "num_hidden_layers": self.dit_layers,
+            "num_attention_heads": self.dit_heads,
+            "block_size": self.block_size,
+            "look_ahead_layers": [self.dit_layers // 2],
+            "look_backward_layers": [0, self.dit_layers - 1],
         }
 
     def _vocoder(self) -> dict[str, Any]:
         return {
-            "model_type": "qwen2_5_omni_bigvgan",
             "mel_dim": self.mel_bins,
             "upsample_initial_channel": self.vocoder_dim,
-            "resblock_kernel_sizes": [3, 7, 11],
             "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5], [1, 3, 5]],
             "upsample_rates": [10, 6, 4],
             "upsample_kernel_sizes": [20, 12, 8],
         }
+
+
+def _thinker_section(head_dim: int) -> list[int]:
+    """The published split of 64 frequencies is 16 for time, 24 each for height and width."""
+    side = head_dim // 2 * 24 // 64
+    return [head_dim // 2 - 2 * side, side, side]
+
+
+def _talker_section(head_dim: int) -> list[int]:
+    """The published split of 32 frequencies is 16 each for time and height."""
+    half = head_dim // 2
+    return [half - half // 2, half // 2, 0]
