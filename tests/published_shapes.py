@@ -19,44 +19,11 @@ _SHARDS = 5
 _ITEMS = {"BF16": 2, "F8_E4M3": 1}
 _QUANTIZED = re.compile(r"(thinker\.|talker\.)?model\.layers\..*_proj\.weight$")
 
-# The fields of config.json that decide what a decoder takes.
-TEXT_MODELS: dict[str, dict[str, Any]] = {
-    "Llama-3.1-8B": {
-        "model_type": "llama",
-        "vocab_size": 128256,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131072,
-    },
-    "Qwen3-8B": {
-        "model_type": "qwen3",
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-    },
-    "Qwen3-30B-A3B": {
-        "model_type": "qwen3_moe",
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 40960,
-    },
+# By the names of docs/gpu.md.
+TEXT_MODELS = {
+    "Llama-3.1-8B": "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen3-8B": "Qwen/Qwen3-8B",
+    "Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
 }
 
 
@@ -69,32 +36,31 @@ def write_qwen3_omni(directory: Path, *, fp8: bool = False) -> Path:
 
 def write_text_model(directory: Path, name: str, *, fp8: bool = False) -> Path:
     """Writes one of ``TEXT_MODELS``."""
-    config = {"rms_norm_eps": 1e-6, "hidden_act": "silu", **TEXT_MODELS[name]}
-    return _write(directory, config, _decoder(config), fp8=fp8)
+    model = published_model("text", TEXT_MODELS[name])
+    config = model.config()
+    return _write(directory, config, ((name, _shape(name, config)) for name in model.tensor_names()), fp8=fp8)
 
 
-def _decoder(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shape(name: str, config: dict[str, Any]) -> tuple[int, ...]:
+    """That of a decoder's tensor."""
     hidden, dim = config["hidden_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        yield name, (config["vocab_size"], hidden)
-    yield "model.norm.weight", (hidden,)
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{prefix}.{name}.weight", (hidden,)
-        for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield f"{prefix}.self_attn.{name}.weight", (rows, hidden)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
-        inner, places = config["intermediate_size"], [f"{prefix}.mlp"]
-        if experts := config.get("num_experts"):
-            inner = config["moe_intermediate_size"]
-            places = [f"{prefix}.mlp.experts.{expert}" for expert in range(experts)]
-            yield f"{prefix}.mlp.gate.weight", (experts, hidden)
-        for place in places:
-            for name in ("gate_proj", "up_proj"):
-                yield f"{place}.{name}.weight", (inner, hidden)
-            yield f"{place}.down_proj.weight", (hidden, inner)
+    inner = config["moe_intermediate_size" if ".experts." in name else "intermediate_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens": (config["vocab_size"], hidden),
+        "lm_head": (config["vocab_size"], hidden),
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+        "q_norm": (dim,),
+        "k_norm": (dim,),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+        "gate": (config.get("num_experts", 0), hidden),
+    }
+    return shapes.get(name.split(".")[-2], (hidden,))
 
 
 def _write(

@@ -147,7 +147,7 @@ def requests_in(server: Fleet) -> float:
 @pytest.mark.parametrize(
     ("options", "param", "said"),
     [
-        ({"language": "xx"}, "language", "'xx' is not among the 6"),
+        ({"language": "xx"}, "language", "'xx' is not among the 99"),
         ({"prompt": "word " * 5000}, "prompt", "25000 characters"),
         ({"timestamp_granularities": ["word"], "response_format": "json"}, None, "only with response_format"),
     ],

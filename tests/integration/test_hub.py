@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from fake_hub import SHA, FakeHub, fake_hub
 
+from sglang_omni.published import published_model
+
 # Each line in: arguments of ``download``; each line out: the directory, or what the error says. One process
 # for many, because huggingface_hub reads its environment when it is imported.
 _ASK = """
@@ -63,77 +65,52 @@ def index(*shards: str) -> str:
     return json.dumps({"weight_map": {f"tensor.{shard}": shard for shard in shards}})
 
 
-def shards(name: str, count: int) -> list[str]:
-    return [f"{name}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-
-
-_QWEN = ["chat_template.json", "generation_config.json", "merges.txt", "tokenizer_config.json", "vocab.json"]
-_WHISPER = [
-    "added_tokens.json",
-    "generation_config.json",
-    "merges.txt",
-    "normalizer.json",
-    "preprocessor_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "vocab.json",
-]
-_CSM = [
-    "chat_template.jinja",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-]
-# By published id: the fields of config.json that say what is fetched; the files to be fetched beside it, and
-# those to be left.
-PUBLISHED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
-    "Qwen/Qwen3-Omni-30B-A3B-Instruct": (
-        {"model_type": "qwen3_omni_moe", "architectures": ["Qwen3OmniMoeForConditionalGeneration"]},
-        [*_QWEN, "configuration.json", "model.safetensors.index.json", *shards("model", 15)],
-        ["README.md", ".gitattributes"],
-    ),
-    "Qwen/Qwen2.5-Omni-7B": (
-        {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniModel"]},
-        [
-            *(*_QWEN, "added_tokens.json", "preprocessor_config.json", "special_tokens_map.json"),
-            *("model.safetensors.index.json", *shards("model", 5), "spk_dict.pt"),
-        ],
-        ["README.md", "LICENSE"],
-    ),
+_FP32 = (("model", "safetensors"), ("pytorch_model", "bin"))
+# By published id: its family, and which of the files of its listing are left.
+PUBLISHED: dict[str, tuple[str, list[str]]] = {
+    "Qwen/Qwen3-Omni-30B-A3B-Instruct": ("qwen3_omni", ["README.md"]),
+    "Qwen/Qwen2.5-Omni-7B": ("qwen2_5_omni", ["README.md", "LICENSE", ".gitattributes"]),
     "sesame/csm-1b": (
-        {
-            "model_type": "csm",
-            "architectures": ["CsmForConditionalGeneration"],
-            "transformers_weights": "transformers.safetensors.index.json",
-        },
-        [*_CSM, "transformers.safetensors.index.json", *shards("transformers", 2)],
-        ["README.md", "ckpt.pt", "model.safetensors", "prompts/conversational_a.wav"],
+        "csm",
+        [
+            *("README.md", ".gitattributes", "ckpt.pt", "model.safetensors"),
+            *(f"prompts/conversational_{name}.wav" for name in "ab"),
+            *(f"prompts/read_speech_{name}.wav" for name in "abcd"),
+        ],
     ),
     "openai/whisper-large-v3": (
-        {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]},
+        "whisper",
         [
-            *_WHISPER,
-            "model.safetensors",
-            # Small, and no weights.
-            *("model.safetensors.index.fp32.json", "pytorch_model.bin.index.fp32.json"),
-        ],
-        [
-            *(*shards("model.fp32", 2), "flax_model.msgpack", "pytorch_model.bin"),
-            *(f"pytorch_model.fp32-0000{number}-of-00002.bin" for number in (1, 2)),
+            # Of what is left of these, the indexes are small.
+            *(f"{kind}.fp32-0000{number}-of-00002.{end}" for kind, end in _FP32 for number in (1, 2)),
+            *("flax_model.msgpack", "pytorch_model.bin"),
         ],
     ),
-    "fishaudio/s2-pro": (
-        {"model_type": "fish_qwen3_omni", "architectures": ["FishQwen3OmniForCausalLM"]},
+    "fishaudio/s2-pro": ("fish_s2_pro", ["README.md", "LICENSE.md", ".gitattributes"]),
+    "Qwen/Qwen3-ASR-0.6B": ("qwen3_asr", ["README.md"]),
+    "meta-llama/Llama-3.2-1B-Instruct": (
+        "text",
         [
-            *("chat_template.jinja", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
-            *("model.safetensors.index.json", *shards("model", 2), "codec.pth"),
+            *("README.md", ".gitattributes", "LICENSE.txt", "USE_POLICY.md"),
+            *(f"original/{name}" for name in ("consolidated.00.pth", "params.json", "tokenizer.model")),
         ],
-        ["README.md", "overview.png"],
+    ),
+    "bosonai/higgs-audio-v2-generation-3B-base": (
+        "higgs_audio_v2",
+        [
+            *("README.md", "LICENSE", ".gitattributes"),
+            # In the authors' own layout.
+            *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)),
+        ],
     ),
 }
+
+
+def fetched_of(repo: str) -> list[str]:
+    family, left = PUBLISHED[repo]
+    listing = published_model(family, repo).listing
+    assert set(left) <= set(listing)
+    return [name for name in listing if name not in (*left, "config.json")]
 
 
 @pytest.fixture(scope="module")
@@ -144,14 +121,15 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             file = folder / name / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-    for repo, (fields, fetched, left) in PUBLISHED.items():
-        shard_names = [name for name in fetched if name.endswith(".safetensors")]
-        for name in (*fetched, *left):
+    for repo, (family, _) in PUBLISHED.items():
+        model = published_model(family, repo)
+        shard_names = [name for name in fetched_of(repo) if name.endswith(".safetensors")]
+        for name in model.listing:
             file = folder / repo / name
             file.parent.mkdir(parents=True, exist_ok=True)
             is_index = name.endswith(".safetensors.index.json")
             file.write_text(index(*shard_names) if is_index else f"the content of {name}")
-        (folder / repo / "config.json").write_text(json.dumps(fields))
+        (folder / repo / "config.json").write_text(json.dumps(model.config()))
     return {f"org/{name}": folder / name for name in ("whole", "gated", "bare")} | {
         repo: folder / repo for repo in PUBLISHED
     }
@@ -219,10 +197,8 @@ def test_of_a_published_repository_is_fetched_what_its_family_reads(
 ) -> None:
     environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
     planned = ask(environment, *(([repo], {"plan": True}) for repo in PUBLISHED))
-    for (repo, (_, fetched, _)), (_, directory, size, missing) in zip(
-        PUBLISHED.items(), planned, strict=True
-    ):
-        sizes = {name: (repos[repo] / name).stat().st_size for name in ("config.json", *fetched)}
+    for repo, (_, directory, size, missing) in zip(PUBLISHED, planned, strict=True):
+        sizes = {name: (repos[repo] / name).stat().st_size for name in ("config.json", *fetched_of(repo))}
         here = {path.name for path in Path(directory).rglob("*") if path.is_file()}
         assert here == {
             name for name in sizes if name == "config.json" or name.endswith("tensors.index.json")
@@ -235,10 +211,9 @@ def test_of_a_published_repository_is_fetched_what_its_family_reads(
     for repo, (_, told) in zip(PUBLISHED, unserved, strict=True):
         assert f"{repo} is not, or not completely, in the cache" in told
     served = ask(environment, *(([repo], {"served": True}) for repo in PUBLISHED))
-    for (repo, (_, fetched, left)), (_, directory) in zip(PUBLISHED.items(), served, strict=True):
+    for repo, (_, directory) in zip(PUBLISHED, served, strict=True):
         there = {str(path.relative_to(directory)) for path in Path(directory).rglob("*") if path.is_file()}
-        assert there == {"config.json", *fetched}
-        assert not there & set(left)
+        assert there == {"config.json", *fetched_of(repo)}
         asked = [path for path in hub.requests if path.startswith(f"GET /{repo}/resolve/")]
         assert {hub.requests[path] for path in asked} == {1}, "nothing comes twice"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,14 @@ def test_every_model_has_facts_that_agree() -> None:
                 if match := re.match(r"(.*?(?:layers|blocks))\.(\d+)\.", name):
                     found[match[1]] = max(found.get(match[1], 0), int(match[2]) + 1)
             decoders = {count for prefix, count in found.items() if "model.layers" in prefix}
+            for prefix in (prefix for prefix in found if "model.layers" in prefix):
+                # Each layer has the same tensors.
+                inside = Counter(
+                    name.split(".", prefix.count(".") + 2)[-1]
+                    for name in names
+                    if name.startswith(f"{prefix}.")
+                )
+                assert set(inside.values()) == {found[prefix]}, (model.id, prefix)
             assert decoders <= layers, (model.id, decoders, layers)
             if model.vocabulary is not None and model.added_tokens:
                 # The end of Whisper's texts is both a word and an added token.

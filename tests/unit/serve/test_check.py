@@ -127,8 +127,10 @@ def test_what_is_in_force_is_told(tmp_path: Path, checked: Check, capsys: pytest
     assert by_name["tensors"] == "all 21 that are read have the names and shapes of config.json"
     assert by_name["engine"] == "omni, the default on a CPU"
     assert by_name["context"] == "512 tokens of prompt and answer"
-    assert by_name["template"].startswith("'Hello' becomes 24 tokens: '<|im_start|>user\\nHello<|im_end|>")
-    assert by_name["ends of text"] == "258"
+    assert by_name["template"].startswith(
+        "'Hello' becomes 28 tokens: '<|begin_of_text|><|start_header_id|>user<|end_header_id|>"
+    )
+    assert by_name["ends of text"] == "257, 261, 258"
     assert check.main([str(model)], prog="sgl-omni check") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("ok    family: text, ")

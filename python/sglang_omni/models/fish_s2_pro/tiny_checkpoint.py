@@ -153,9 +153,14 @@ def _decoders(shape: TinyFishShape, normal: _Random) -> dict[str, Tensor]:
     config = config_of(shape)
     text, audio = config["text_config"], config["audio_decoder_config"]
     dim = shape.dim
+    # Small beside what layers add, or tied embeddings would make each token repeat the last.
+    table = normal(text["vocab_size"], dim, gain=0.2)
+    # Of the rows drawn, those with which few texts end their speech at once.
+    for back, token in enumerate(("<|im_start|>", "<|im_end|>", "<|voice|>")):
+        rows = [_special_tokens(shape)[token], shape.text_tokens - 6 + back]
+        table[rows] = table[rows[::-1]]
     weights = {
-        # Small beside what layers add, or tied embeddings would make each token repeat the last.
-        "text_model.model.embeddings.weight": normal(text["vocab_size"], dim, gain=0.2),
+        "text_model.model.embeddings.weight": table,
         "text_model.model.norm.weight": 1 + normal(dim, gain=0.2),
         "audio_decoder.codebook_embeddings.weight": normal(shape.groups * audio["vocab_size"], dim, gain=0.2),
         "audio_decoder.embeddings.weight": normal(audio["vocab_size"], dim),
