@@ -105,7 +105,7 @@ class WhisperTwins:
 
     def ours(self, sounds: list[NDArray[np.float32]], **options: Any) -> list[Transcribed]:
         """Answers of the stages. Without fallback, unless that is wanted: what is drawn is not comparable."""
-        stage = {"fallback": False}
+        stage: dict[str, Any] = {"fallback": False}
         stage |= {name: options.pop(name) for name in list(options) if name in _STAGE}
         checkpoint = WhisperCheckpoint.from_dir(self.path)
         preprocess = WhisperPreprocessor(checkpoint, self.tokenizer, max_bytes=1 << 26)
