@@ -12,7 +12,10 @@ from sglang_omni.serve.api.voice_names import OPENAI_VOICES
 from sglang_omni.serve.realtime.config import SessionConfig, chat_params, check_config
 
 CONFIG = SimpleNamespace(
-    stages=[SimpleNamespace(name="thinker")], input_modalities=("text",), voices=("Ethan", "chelsie")
+    model_path="",
+    stages=[SimpleNamespace(name="thinker")],
+    input_modalities=("text",),
+    voices=("Ethan", "chelsie"),
 )
 
 
@@ -30,7 +33,8 @@ def test_openais_voices_are_the_models_default(server: AppState) -> None:
     assert {server.check_voice(name, "voice") for name in (*OPENAI_VOICES, "ALLOY")} == {"Ethan"}
     # A name of the model's own is that voice, and where voices are not known, any name is passed on.
     own = AppState(
-        server.client, capabilities=Capabilities.of(SimpleNamespace(stages=[], voices=("b", "alloy")))
+        server.client,
+        capabilities=Capabilities.of(SimpleNamespace(model_path="", stages=[], voices=("b", "alloy"))),
     )
     assert own.check_voice("alloy", "voice") == "alloy"
     assert AppState(server.client).check_voice("alloy", "voice") == "alloy"
