@@ -83,8 +83,11 @@ WARNING = (
 
 
 def test_what_openais_client_sends_is_answered_by_the_default_voice(serve: Any) -> None:
-    with serve(Capabilities.of(SpeechChatPipelineConfig()), "speech-chat") as (pipeline, base_url):
-        api = openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0)
+    with (
+        serve(Capabilities.of(SpeechChatPipelineConfig()), "speech-chat") as (pipeline, base_url),
+        # Closed before the server, which waits for its connections.
+        openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as api,
+    ):
         create = api.audio.speech.with_raw_response.create
         answer = create(model="speech-chat", voice="alloy", input="Hello.")
         assert answer.headers["warning"] == WARNING.format("alloy")
