@@ -173,7 +173,7 @@ def running(api: httpx.Client) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"audio": {"voice": "nova"}}, "chelsie, ethan"),
+        ({"audio": {"voice": "bob"}}, "chelsie, ethan"),
         ({"talker_top_p": 3}, "talker_top_p"),
         ({"stage_params": {"code2wav": {"chunking": "gapless"}}}, "'blocks' or 'reference'"),
         ({"max_tokens": 100_000}, "ask for at most"),

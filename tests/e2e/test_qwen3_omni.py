@@ -185,7 +185,7 @@ WRONG = {
     "a huge picture": (lambda: [image_part(png_of(10_000, 10_000))], {}, "pixels"),
     "hours of sound": (lambda: [audio_part(silence(3 * 3600))], {}, "60"),
     "fifty pictures": (lambda: [image_part(picture(1, 32, 32))] * 50, {}, "8"),
-    "an unknown speaker": (lambda: ["Hello"], {"audio": {"voice": "nova"}}, "aiden, chelsie, ethan"),
+    "an unknown speaker": (lambda: ["Hello"], {"audio": {"voice": "bob"}}, "aiden, chelsie, ethan"),
     "a wrong talker parameter": (lambda: ["Hello"], {"talker_top_p": 3}, "talker_top_p"),
     "a wrong chunking": (lambda: ["Hello"], {"stage_params": {"code2wav": {"chunking": "x"}}}, "gapless"),
     "a stage's parameter misspelled": (

@@ -85,7 +85,7 @@ class Capabilities:
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
             chat_prompts=getattr(config, "chat_prompts", None),
-            random_weights=has_random_weights(config.model_path or ""),
+            random_weights=has_random_weights(getattr(config, "model_path", None) or ""),
         )
 
 
