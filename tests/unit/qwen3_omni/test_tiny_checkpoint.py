@@ -173,9 +173,9 @@ def test_what_it_is_made_with_is_named_where_it_is_missing(tmp_path, monkeypatch
     target = tmp_path / "model"
     target.mkdir()
     (target / "model.safetensors").write_bytes(b"precious")
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert cli.main(["make-tiny-checkpoint", "text", str(target), "--overwrite"]) == 1
-    assert "safetensors.numpy, not installed here:\n  pip install" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    assert cli.main(["make-tiny-checkpoint", "fish_s2_pro", str(target), "--overwrite"]) == 1
+    assert "safetensors.torch, not installed here:\n  pip install" in capsys.readouterr().err
     assert (target / "model.safetensors").read_bytes() == b"precious"
 
 

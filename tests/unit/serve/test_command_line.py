@@ -114,10 +114,9 @@ def test_the_model_may_come_without_an_option(capsys: pytest.CaptureFixture[str]
 def test_a_split_that_cannot_be_is_told_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(
-        '{"model_type": "llama", "num_attention_heads": 9, "num_key_value_heads": 3}'
-    )
-    assert launch_server.main([str(tmp_path), "--tp-size", "2"]) == 1
+    shape = ["--heads", "9", "--kv-heads", "3", "--hidden", "72"]
+    assert cli.main(["make-tiny-checkpoint", "text", str(tmp_path / "tiny"), *shape]) == 0
+    assert launch_server.main([str(tmp_path / "tiny"), "--tp-size", "2"]) == 1
     error = capsys.readouterr().err
     assert (
         "stage 'thinker': tp_size=2 does not divide the model's num_attention_heads (9); it can be 1, 3"
