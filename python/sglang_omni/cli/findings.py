@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sglang_omni.diagnosis import Finding
+if TYPE_CHECKING:
+    from sglang_omni.diagnosis import Finding
 
 _MARKS = {"ok": "ok  ", "missing": "-   ", "warn": "warn", "fail": "FAIL"}
 
