@@ -135,7 +135,7 @@ def _complete(
     without: Sequence[str] = (),
     **fields: Any,
 ) -> dict[str, Any]:
-    """The facts of a model that are told as another's, with other values in its files.
+    """The facts of a model that is described by another one, with other values in its files.
 
     Args:
         models: Facts by id.

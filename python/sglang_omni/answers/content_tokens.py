@@ -14,11 +14,10 @@ class ContentTokens:
     def __init__(self) -> None:
         # For each token, the number of the answer's characters up to its end.
         self._ends: list[int] = []
-        # The text from where the last known content ends.
-        self._tail = ""
-        self._tail_at = 0
-        # Characters whose meaning is known, and those that are content, as spans from _taken's token on.
+        # The number of characters whose meaning is known, and the text behind them.
         self._known = 0
+        self._tail = ""
+        # The characters that are content, as spans from _taken's token on.
         self._spans: list[tuple[int, int]] = []
         self._taken = 0
         self._is_over = False
@@ -33,7 +32,7 @@ class ContentTokens:
 
     def pieces(self, text: str) -> list[str]:
         """``text``, which the reader gets next, token by token."""
-        start = self._tail_at + len(self._tail)
+        start = self._known + len(self._tail)
         cuts = [end - start for end in self._ends[self._taken :] if start < end < start + len(text)]
         return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b]
 
@@ -53,7 +52,7 @@ class ContentTokens:
             # The last place where it stands: what repeats it before was given back before.
             at = self._tail.rfind(content, 0, end)
             start, found = (at, at + len(content)) if at >= 0 else (0, end)
-            self._add_span(self._tail_at + start, self._tail_at + found)
+            self._add_span(self._known + start, self._known + found)
         self._settle(found if held is None else end)
 
     def finish(self, content: str) -> None:
@@ -102,5 +101,4 @@ class ContentTokens:
 
     def _settle(self, length: int) -> None:
         """The first ``length`` characters of the tail are known."""
-        self._tail, self._tail_at = self._tail[length:], self._tail_at + length
-        self._known = self._tail_at
+        self._tail, self._known = self._tail[length:], self._known + length

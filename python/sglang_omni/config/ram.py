@@ -1,4 +1,4 @@
-"""Whether a pipeline's stages on the CPU fit the memory of their machine, counted before anything is loaded.
+"""The memory of a machine that a pipeline's stages on the CPU take, compared before anything is loaded.
 
 What is counted is the least that a server takes: weights, KV pools, and its processes. What requests take
 comes on top. Weights that stay in the checkpoint's mapped file are not counted: the system may drop their

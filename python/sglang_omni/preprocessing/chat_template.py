@@ -143,7 +143,7 @@ class ChatTemplates:
         Args:
             messages: In the template's forms.
             options: Other variables; they replace the special tokens of the same name.
-            continues: Whether the text ends with that of the last message, which an answer continues.
+            continues: True if an answer continues the last message, with whose text the prompt ends.
 
         Raises:
             RequestError: The template refuses the conversation, fails, or changes the text to continue.

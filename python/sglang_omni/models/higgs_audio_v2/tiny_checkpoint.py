@@ -148,7 +148,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
 
 
 def _write_weights(directory: Path, weights: Mapping[str, torch.Tensor], chance: torch.Generator) -> None:
-    """transformers' layout in ``model.safetensors``, with the head of text that nobody reads; in the shards
+    """transformers' layout in ``model.safetensors``, with the unused head of text; in the shards
     and their index the authors'."""
     import torch
     from safetensors.torch import save_file

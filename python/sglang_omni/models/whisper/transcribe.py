@@ -61,7 +61,7 @@ class _Written:
         num_chosen: How many these are.
         no_speech: The probability that there is no speech in the window.
         sent: Tokens whose text is out.
-        times: The second of the window up to which each token is heard; empty if nobody wants to know.
+        times: The second of the window up to which each token is heard; empty if no times are wanted.
     """
 
     sampling: RequestSampling
