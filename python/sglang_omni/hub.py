@@ -139,7 +139,7 @@ def download(
     with _explained(repo_id, revision):
         # By its patterns: without a network only huggingface_hub knows which settings the cache lacks.
         _snapshot(repo_id, wanted.commit, [*_SETTINGS, *(glob.escape(file.name) for file in wanted.weights)])
-    logger.info("%s is in %s", repo_id, wanted.directory)
+    logger.info("%s is in %s", _name(repo_id, revision), wanted.directory)
     return wanted.directory
 
 
@@ -201,6 +201,10 @@ def outlines_only(folder: Path) -> Iterator[Outlines]:
         _outlines.reset(token)
 
 
+def _name(repo_id: str, revision: str | None) -> str:
+    return repo_id if revision is None else f"{repo_id}, revision {revision!r},"
+
+
 def _is_small(file: RepoFile) -> bool:
     return not file.name.endswith(".safetensors") and file.size <= _SMALL
 
@@ -233,7 +237,12 @@ def _plan(repo_id: str, revision: str | None, own_files: OwnFiles, *, weights: b
     with _explained(repo_id, revision):
         from huggingface_hub import constants
 
-        logger.info("Looking up %s on %s, cache %s", repo_id, constants.ENDPOINT, constants.HF_HUB_CACHE)
+        logger.info(
+            "Looking up %s on %s, cache %s",
+            _name(repo_id, revision),
+            constants.ENDPOINT,
+            constants.HF_HUB_CACHE,
+        )
         directory = _snapshot(repo_id, revision, _FIRST)
         files, unreachable = _listing(repo_id, directory)
     small = tuple(files[name] for name in _matching(files, _SETTINGS))
@@ -301,7 +310,7 @@ def _explained(repo_id: str, revision: str | None) -> Iterator[None]:
         from huggingface_hub import constants, errors
     except ImportError:
         raise HubError(f"{repo_id}: the hub needs huggingface_hub:\n  {install_line('serve')}") from None
-    at = repo_id if revision is None else f"{repo_id}, revision {revision!r},"
+    at = _name(repo_id, revision)
     try:
         yield
     except errors.GatedRepoError as exc:

@@ -248,5 +248,5 @@ def test_a_fleets_checkpoint_is_downloaded_once(served: Served) -> None:
     # To see which files there are, and to fetch those that are needed.
     assert max(count for path, count in served.hub.requests.items() if "/api/" in path) == 2
     log = served.server.log.read_text()
-    assert log.count("Looking up org/tiny, revision 'v1'") == 1
-    assert Path(log.split("org/tiny, revision 'v1' is in ")[1].split()[0]).is_dir()
+    assert log.count("Looking up org/tiny, revision 'v1',") == 1
+    assert Path(log.split("org/tiny, revision 'v1', is in ")[1].split()[0]).is_dir()
