@@ -4,8 +4,6 @@ request over HTTP, and transformers' answer to it. Weights are random; all else 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import numpy as np
 import openai
 import published_repositories
 import pytest
-from fake_hub import SHA, FakeHub, fake_hub
-from fleet import Fleet
-from published_repositories import DECOYS, QWEN3_OMNI
+from published_repositories import QWEN3_OMNI
+from published_server import served
 from qwen3_omni_cases import Case
 from qwen3_omni_oracle import Oracle, OracleAnswer
 from sample_media import audio_part, image_part, picture, sound, user
@@ -33,30 +30,6 @@ WEATHER: dict[str, Any] = {
         "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
     },
 }
-
-
-@contextmanager
-def served(folder: Path, model_id: str, repository: Path, *flags: str) -> Iterator[openai.OpenAI]:
-    """A client of a server that was given nothing but the model's id; the hub has ``repository``."""
-    with fake_hub({model_id: repository}) as hub:
-        home = folder / "hub"
-        env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-        server = Fleet.launch(folder / "server.log", "--model-path", model_id, *flags, env=env)
-        try:
-            check_fetched(hub, model_id, repository)
-            yield openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=240)
-        finally:
-            server.stop()
-
-
-def check_fetched(hub: FakeHub, model_id: str, repository: Path) -> None:
-    """Each file that is served came once, and no other one did."""
-    at = f"GET /{model_id}/resolve/{SHA}/"
-    fetched = {path.removeprefix(at): count for path, count in hub.requests.items() if path.startswith(at)}
-    weights = {path.name for path in repository.glob("model-*-of-*.safetensors")}
-    assert weights <= set(fetched)
-    assert not set(fetched) & set(DECOYS)
-    assert {name: count for name, count in fetched.items() if count > 1} == {}
 
 
 def spoken(client: openai.OpenAI, case: Case) -> Any:
