@@ -32,10 +32,16 @@ class CsmOracle:
 
     @classmethod
     def make(cls, path: Path, seed: int = 0, **shape: Any) -> CsmOracle:
+        """Writes the checkpoint to ``path`` and loads it."""
+        make(path, seed, **shape)
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> CsmOracle:
+        """Loads the checkpoint that is in ``path``."""
         import torch
         from transformers import AutoProcessor, CsmForConditionalGeneration
 
-        make(path, seed, **shape)
         model = CsmForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
         return cls(path, model, AutoProcessor.from_pretrained(path))
 

@@ -39,8 +39,9 @@ def authors(logits: Tensor, *, temperature: float, top_p: float = 1.0, top_k: in
     total, kept = torch.zeros(()), torch.full_like(logits, float("-inf"))
     for place, token in enumerate(logits.argsort(descending=True).tolist()):
         total = total + plain[token]
-        if place == 0 or (total <= top_p and (top_k is None or place < top_k)):
-            kept[token] = logits[token]
+        if place and (total > top_p or (top_k is not None and place >= top_k)):
+            break
+        kept[token] = logits[token]
     return (kept / max(temperature, 1e-5)).softmax(-1)
 
 
@@ -86,6 +87,7 @@ class FishS2:
 
     Attributes:
         groups, codes: Codes of a frame, and the values of the first of them.
+        start, end: Tokens: of code 0 of the first of them, and the end of a speech.
     """
 
     def __init__(self, path: Path, weights: dict[str, Tensor]) -> None:
@@ -93,15 +95,22 @@ class FishS2:
         self.weights = weights
         self.config = json.loads((path / "config.json").read_bytes())
         self.groups: int = self.config["audio_decoder_config"]["num_codebooks"]
-        self.codes: int = self.config["semantic_end_token_id"] - START + 1
+        self.start: int = self.config["semantic_start_token_id"]
+        self.end: int = self.config["eos_token_id"]
+        self.codes: int = self.config["semantic_end_token_id"] - self.start + 1
 
     @classmethod
     def make(cls, path: Path, *, seed: int, **shape: Any) -> FishS2:
         """Writes the checkpoint to ``path``; ``shape`` are fields that differ from ``SHAPE``'s."""
         tiny_checkpoint.make(path, seed, **{**SHAPE, **shape})
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> FishS2:
+        """Loads the checkpoint that is in ``path``."""
         weights: dict[str, Tensor] = {}
-        for shard in sorted(path.glob("*.safetensors")):
-            weights |= load_file(shard)
+        for shard in sorted(path.glob("model-*-of-*.safetensors")):
+            weights |= {name: tensor.float() for name, tensor in load_file(shard).items()}
         return cls(path, weights)
 
     @torch.inference_mode()
@@ -120,13 +129,13 @@ class FishS2:
             rows = torch.stack([self._row(token, frames.get(i)) for i, token in enumerate(tokens)])
             hidden = self._decode("text_model.model", self.config["text_config"], rows)[-1]
             logits = torch.full((len(embeddings),), float("-inf"))
-            speech = [END, *range(START, START + self.codes)]
+            speech = [self.end, *range(self.start, self.start + self.codes)]
             logits[speech] = linear(hidden, embeddings[speech])
             token = choose.first(logits, tokens[len(prompt) :])
             tokens.append(token)
-            if token == END:
+            if token == self.end:
                 break
-            frame = [token - START]
+            frame = [token - self.start]
             for _ in range(1, self.groups):
                 fast = [hidden, *(self.weights["audio_decoder.embeddings.weight"][code] for code in frame)]
                 out = self._decode("audio_decoder", self.config["audio_decoder_config"], torch.stack(fast))[

@@ -41,6 +41,13 @@ class HiggsOracle:
 
     @classmethod
     def make(cls, path: Path, seed: int = 0, **shape: Any) -> HiggsOracle:
+        """Writes the checkpoint to ``path`` and loads it."""
+        make(path, seed, **shape)
+        return cls.load(path, path / "audio_tokenizer")
+
+    @classmethod
+    def load(cls, path: Path, codec: Path) -> HiggsOracle:
+        """Loads the checkpoint that is in ``path``, and its codec's."""
         import torch
         from transformers import (
             AutoTokenizer,
@@ -50,11 +57,9 @@ class HiggsOracle:
             HiggsAudioV2TokenizerModel,
         )
 
-        make(path, seed, **shape)
         model = HiggsAudioV2ForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
         # It draws again even what is chosen greedily.
         model.generation_config.ras_win_len = None
-        codec = path / "audio_tokenizer"
         processor = HiggsAudioV2Processor(
             feature_extractor=DacFeatureExtractor.from_pretrained(codec),
             tokenizer=AutoTokenizer.from_pretrained(path),

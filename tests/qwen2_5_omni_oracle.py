@@ -10,7 +10,7 @@ single prompt without padding, and with it the positions of its media and the ta
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +53,15 @@ class OmniOracle:
     @classmethod
     def make(cls, path: Path, *, seed: int = 0, **shape: int) -> OmniOracle:
         """Writes the checkpoint to ``path`` and loads it."""
+        make(path, seed, tokenizer=None, **shape)
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> OmniOracle:
+        """Loads the checkpoint that is in ``path``."""
         import torch
         from transformers import Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor
 
-        make(path, seed, **shape)
         model = Qwen2_5OmniForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
         return cls(path, model, Qwen2_5OmniProcessor.from_pretrained(path))
 
@@ -65,6 +70,7 @@ class OmniOracle:
         messages: list[dict[str, Any]],
         *,
         use_audio_in_video: bool = False,
+        tools: Sequence[dict[str, Any]] = (),
         padding: int = PADDING,
         **processor: Any,
     ) -> Any:
@@ -102,7 +108,9 @@ class OmniOracle:
                             of_videos.append(len(videos) - 1)
                         converted.append({"type": "video"})
             conversation.append({**message, "content": converted})
-        text = self.processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        text = self.processor.apply_chat_template(
+            conversation, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+        )
         inputs = self.processor(
             text=text,
             images=images or None,
@@ -127,6 +135,7 @@ class OmniOracle:
         speaker: str = "Chelsie",
         audio: bool = True,
         use_audio_in_video: bool = False,
+        tools: Sequence[dict[str, Any]] = (),
         seed: int = 0,
         **options: Any,
     ) -> OmniAnswer:
@@ -135,7 +144,7 @@ class OmniOracle:
         Args:
             options: Further arguments of ``generate``.
         """
-        inputs = self.inputs(messages, use_audio_in_video=use_audio_in_video)
+        inputs = self.inputs(messages, use_audio_in_video=use_audio_in_video, tools=tools)
         return self.answer_to(
             inputs,
             max_tokens=max_tokens,

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import openai
 from fake_hub import SHA, FakeHub, fake_hub
 from fleet import Fleet
-from published_repositories import DECOYS
+from published_repositories import decoys_of
 
 
 @contextmanager
-def served(folder: Path, model_id: str, repository: Path, *flags: str) -> Iterator[openai.OpenAI]:
-    """A client of a server that was given nothing but the model's id; the hub has ``repository``."""
-    with fake_hub({model_id: repository}) as hub:
+def served(
+    folder: Path, model_id: str, repository: Path, *flags: str, beside: Mapping[str, Path] | None = None
+) -> Iterator[openai.OpenAI]:
+    """A client of a server that was given nothing but the model's id; the hub has ``repository``.
+
+    Args:
+        beside: The hub's other repositories, by id, which the model needs too.
+    """
+    repositories = {model_id: repository, **(beside or {})}
+    with fake_hub(repositories) as hub:
         home = folder / "hub"
         env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
         server = Fleet.launch(folder / "server.log", "--model-path", model_id, *flags, env=env)
         try:
-            check_fetched(hub, model_id, repository)
+            for name, path in repositories.items():
+                check_fetched(hub, name, path)
             yield openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=240)
         finally:
             server.stop()
@@ -30,7 +38,5 @@ def check_fetched(hub: FakeHub, model_id: str, repository: Path) -> None:
     """Each file that is served came once, and no other one did."""
     at = f"GET /{model_id}/resolve/{SHA}/"
     fetched = {path.removeprefix(at): count for path, count in hub.requests.items() if path.startswith(at)}
-    weights = {path.name for path in repository.glob("model-*-of-*.safetensors")}
-    assert weights <= set(fetched)
-    assert not set(fetched) & set(DECOYS)
-    assert {name: count for name, count in fetched.items() if count > 1} == {}
+    files = {str(path.relative_to(repository)) for path in repository.rglob("*") if path.is_file()}
+    assert fetched == dict.fromkeys(files - decoys_of(model_id), 1)

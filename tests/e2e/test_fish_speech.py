@@ -1,4 +1,5 @@
-"""Fish Audio S2-Pro through HTTP and its own processes: whole, streamed, in cloned voices, many at once."""
+"""Fish Audio S2-Pro through HTTP and its own processes, from its published id: whole, streamed, in cloned
+voices, many at once. See ``test_published_models``."""
 
 from __future__ import annotations
 
@@ -13,10 +14,16 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import published_speech
 import pytest
 import soundfile
-from fish_s2_oracle import FRAME, FishS2
-from fleet import Fleet
+import torch
+from decoded_audio import by_ffmpeg
+from fish_codec_oracle import FishCodec
+from fish_s2_oracle import FRAME, LIKELIEST, SHAPE, Drawn, FishS2, Likeliest
+from published_server import served
+from published_speech import FISH
+from tokenizers import Tokenizer
 
 from sglang_omni.client.audio import decode_pcm
 
@@ -39,10 +46,16 @@ def base64_of(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return published_speech.fish(tmp_path_factory.mktemp("fish") / "repository", seed=2, **SHAPE)
+
+
 @pytest.fixture(scope="module", params=["omni", pytest.param("sglang", marks=pytest.mark.long)])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def client(
+    request: pytest.FixtureRequest, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[openai.OpenAI]:
     folder: Path = tmp_path_factory.mktemp(f"fish-{request.param}")
-    fish = FishS2.make(folder / "fish", seed=2)
     voices = folder / "voices"
     voices.mkdir()
     (voices / "ann.wav").write_bytes(recording(7))
@@ -56,17 +69,64 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "codec.num_threads": 1,
     }
     stages = [part for name, value in settings.items() for part in ("--stage", f"{name}={value}")]
-    fleet = Fleet.launch(
-        folder / "server.log", "--model-path", str(fish.path), "--engine", request.param, *stages
-    )
-    yield fleet
-    fleet.stop()
+    with served(folder, FISH, repository, "--engine", request.param, *stages) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
-def api(server: Fleet) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.base_url, timeout=120) as client:
-        yield client
+def api(client: openai.OpenAI) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=str(client.base_url).removesuffix("/v1/"), timeout=120) as api:
+        yield api
+
+
+class Right:
+    """What the oracles say."""
+
+    def __init__(self, repository: Path) -> None:
+        self._fish = FishS2.load(repository)
+        self._codec = FishCodec(repository, head_dim=16, encoder_rates=SHAPE["encoder_rates"])
+        self._tokenizer = Tokenizer.from_file(str(repository / "tokenizer.json"))
+
+    def speech(
+        self,
+        text: str,
+        frames: int,
+        choose: Likeliest | Drawn = LIKELIEST,
+        heard: tuple[str, bytes] | None = None,
+    ) -> np.ndarray:
+        """
+        Args:
+            heard: What a voice says in its recording.
+        """
+        task = "<|im_start|>system\nconvert the provided text to speech"
+        prompt, codes = self._ids(task), {}
+        if heard is not None:
+            said, encoded = heard
+            samples, _ = soundfile.read(io.BytesIO(encoded), dtype="float32")
+            voice = self._codec.encode(torch.from_numpy(samples)).tolist()
+            # The authors' parts, each with tokens of its own.
+            parts = (
+                f"{task} reference to the following:\n\nText:\n",
+                f"<|speaker:0|>{said}",
+                "\n\nSpeech:\n",
+            )
+            prompt = [token for part in parts for token in self._ids(part)]
+            codes = dict(enumerate(voice, start=len(prompt)))
+            prompt += [self._fish.start + frame[0] for frame in voice]
+        prompt += self._ids(
+            f"<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<|voice|>"
+        )
+        _, spoken = self._fish.speak(prompt, frames, codes, choose)
+        return self._codec.decode(torch.tensor(spoken)).numpy()
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+@pytest.fixture(scope="module")
+def right(repository: Path) -> Right:
+    return Right(repository)
 
 
 def say(api: httpx.Client, text: str, **fields: Any) -> np.ndarray:
@@ -119,18 +179,32 @@ def test_codes_are_drawn_as_the_request_says(api: httpx.Client) -> None:
     assert api.post("/v1/audio/speech", json=drawn).content != first.content
 
 
-def test_openais_client_and_a_file(server: Fleet, api: httpx.Client) -> None:
-    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
-        wav = client.audio.speech.create(
-            model=client.models.list().data[0].id,
-            voice="default",
-            input="Hello.",
-            response_format="wav",
-            extra_body={"stage_params": GREEDY},
-        ).content
+def test_a_text_is_spoken_as_the_oracle_does(api: httpx.Client, right: Right) -> None:
+    limit = {"stage_params": {"dual_ar": {"temperature": 0.0, "max_new_tokens": 12}}}
+    own = say(api, "Hello.", **limit)
+    assert same(own, right.speech("Hello.", 12))
+    heard = recording(3, rate=44_100)
+    cloned = say(api, "Hello.", ref_audio=base64_of(heard), ref_text="Three.", **limit)
+    assert same(cloned, right.speech("Hello.", 12, heard=("Three.", heard)))
+    assert not same(own, cloned)
+
+
+def test_openais_client_and_its_defaults(client: openai.OpenAI, right: Right) -> None:
+    """Codes are drawn as the authors draw them."""
+    mp3 = client.audio.speech.with_raw_response.create(model=FISH, voice="alloy", input="Hello.")
+    assert "alloy" in mp3.headers["warning"]
+    samples, rate = by_ffmpeg(mp3.content)
+    assert (rate, len(samples) > 0) == (44_100, True)
+    wav = client.audio.speech.create(
+        model=FISH,
+        voice="default",
+        input="Hello.",
+        response_format="wav",
+        extra_body={"seed": 3, "max_new_tokens": 12},
+    ).content
     samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
     assert rate == 44_100
-    assert same(samples, say(api, "Hello."))
+    assert same(samples, right.speech("Hello.", 12, Drawn(3, temperature=0.8, top_p=0.8, top_k=30)))
 
 
 def test_a_long_text_is_spoken_to_its_end(api: httpx.Client) -> None:

@@ -1,6 +1,6 @@
 """Qwen2.5-Omni through HTTP: token for token, code for code what transformers says.
 
-All stages are in one process; in `make test-long` also in their default ones.
+All stages are in one process. ``test_published_qwen2_5_omni`` has them in their default ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sample_media import audio_part, image_part, picture, sound, user
 
 from sglang_omni.client.audio import decode_pcm, decode_wav, encode_wav
 from sglang_omni.config.io import save_config
-from sglang_omni.models.qwen2_5_omni.config import Qwen25OmniColocatedPipelineConfig, Qwen25OmniPipelineConfig
+from sglang_omni.models.qwen2_5_omni.config import Qwen25OmniColocatedPipelineConfig
 from sglang_omni.models.qwen2_5_omni.preprocess import SPEECH_PROMPT
 
 # Reading the oracle and starting a server may take minutes on a busy machine.
@@ -62,18 +62,10 @@ def expected(oracle: OmniOracle) -> dict[str, OmniAnswer]:
     }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        Qwen25OmniColocatedPipelineConfig,
-        pytest.param(Qwen25OmniPipelineConfig, marks=pytest.mark.long),
-    ],
-)
-def api(
-    request: pytest.FixtureRequest, oracle: OmniOracle, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module")
+def api(oracle: OmniOracle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder: Path = tmp_path_factory.mktemp("served")
-    save_config(request.param(model_path=str(oracle.path)), folder / "config.yaml")
+    save_config(Qwen25OmniColocatedPipelineConfig(model_path=str(oracle.path)), folder / "config.yaml")
     server = Fleet.launch(folder / "server.log", "--config", str(folder / "config.yaml"))
     with httpx.Client(base_url=server.base_url, timeout=120) as client:
         yield client

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_hub import SHA, FakeHub, fake_hub
+from published_listings import LEFT, fetched_of
 
 from sglang_omni.published import published_model
 
@@ -65,54 +66,6 @@ def index(*shards: str) -> str:
     return json.dumps({"weight_map": {f"tensor.{shard}": shard for shard in shards}})
 
 
-_FP32 = (("model", "safetensors"), ("pytorch_model", "bin"))
-# By published id: its family, and which of the files of its listing are left.
-PUBLISHED: dict[str, tuple[str, list[str]]] = {
-    "Qwen/Qwen3-Omni-30B-A3B-Instruct": ("qwen3_omni", ["README.md"]),
-    "Qwen/Qwen2.5-Omni-7B": ("qwen2_5_omni", ["README.md", "LICENSE", ".gitattributes"]),
-    "sesame/csm-1b": (
-        "csm",
-        [
-            *("README.md", ".gitattributes", "ckpt.pt", "model.safetensors"),
-            *(f"prompts/conversational_{name}.wav" for name in "ab"),
-            *(f"prompts/read_speech_{name}.wav" for name in "abcd"),
-        ],
-    ),
-    "openai/whisper-large-v3": (
-        "whisper",
-        [
-            # Of what is left of these, the indexes are small.
-            *(f"{kind}.fp32-0000{number}-of-00002.{end}" for kind, end in _FP32 for number in (1, 2)),
-            *("flax_model.msgpack", "pytorch_model.bin"),
-        ],
-    ),
-    "fishaudio/s2-pro": ("fish_s2_pro", ["README.md", "LICENSE.md", ".gitattributes"]),
-    "Qwen/Qwen3-ASR-0.6B": ("qwen3_asr", ["README.md"]),
-    "meta-llama/Llama-3.2-1B-Instruct": (
-        "text",
-        [
-            *("README.md", ".gitattributes", "LICENSE.txt", "USE_POLICY.md"),
-            *(f"original/{name}" for name in ("consolidated.00.pth", "params.json", "tokenizer.model")),
-        ],
-    ),
-    "bosonai/higgs-audio-v2-generation-3B-base": (
-        "higgs_audio_v2",
-        [
-            *("README.md", "LICENSE", ".gitattributes"),
-            # In the authors' own layout.
-            *(f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)),
-        ],
-    ),
-}
-
-
-def fetched_of(repo: str) -> list[str]:
-    family, left = PUBLISHED[repo]
-    listing = published_model(family, repo).listing
-    assert set(left) <= set(listing)
-    return [name for name in listing if name not in (*left, "config.json")]
-
-
 @pytest.fixture(scope="module")
 def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("repos")
@@ -121,7 +74,7 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             file = folder / name / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-    for repo, (family, _) in PUBLISHED.items():
+    for repo, (family, _) in LEFT.items():
         model = published_model(family, repo)
         shard_names = [name for name in fetched_of(repo) if name.endswith(".safetensors")]
         for name in model.listing:
@@ -131,7 +84,7 @@ def repos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             file.write_text(index(*shard_names) if is_index else f"the content of {name}")
         (folder / repo / "config.json").write_text(json.dumps(model.config()))
     return {f"org/{name}": folder / name for name in ("whole", "gated", "bare")} | {
-        repo: folder / repo for repo in PUBLISHED
+        repo: folder / repo for repo in LEFT
     }
 
 
@@ -196,8 +149,8 @@ def test_of_a_published_repository_is_fetched_what_its_family_reads(
     hub: FakeHub, repos: dict[str, Path], tmp_path: Path
 ) -> None:
     environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
-    planned = ask(environment, *(([repo], {"plan": True}) for repo in PUBLISHED))
-    for repo, (_, directory, size, missing) in zip(PUBLISHED, planned, strict=True):
+    planned = ask(environment, *(([repo], {"plan": True}) for repo in LEFT))
+    for repo, (_, directory, size, missing) in zip(LEFT, planned, strict=True):
         sizes = {name: (repos[repo] / name).stat().st_size for name in ("config.json", *fetched_of(repo))}
         here = {path.name for path in Path(directory).rglob("*") if path.is_file()}
         assert here == {
@@ -207,11 +160,11 @@ def test_of_a_published_repository_is_fetched_what_its_family_reads(
         assert missing == sum(sizes[name] for name in sizes if name not in here)
 
     offline = environment | {"HF_HUB_OFFLINE": "1"}
-    unserved = ask(offline, *(([repo], {"served": True}) for repo in PUBLISHED))
-    for repo, (_, told) in zip(PUBLISHED, unserved, strict=True):
+    unserved = ask(offline, *(([repo], {"served": True}) for repo in LEFT))
+    for repo, (_, told) in zip(LEFT, unserved, strict=True):
         assert f"{repo} is not, or not completely, in the cache" in told
-    served = ask(environment, *(([repo], {"served": True}) for repo in PUBLISHED))
-    for repo, (_, directory) in zip(PUBLISHED, served, strict=True):
+    served = ask(environment, *(([repo], {"served": True}) for repo in LEFT))
+    for repo, (_, directory) in zip(LEFT, served, strict=True):
         there = {str(path.relative_to(directory)) for path in Path(directory).rglob("*") if path.is_file()}
         assert there == {"config.json", *fetched_of(repo)}
         asked = [path for path in hub.requests if path.startswith(f"GET /{repo}/resolve/")]

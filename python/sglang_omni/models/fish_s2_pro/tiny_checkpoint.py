@@ -127,12 +127,16 @@ def config_of(shape: TinyFishShape) -> dict[str, Any]:
 
 
 def _special_tokens(shape: TinyFishShape) -> dict[str, int]:
-    """Ids by token: the published ones in their order, just before those of codes."""
+    """Ids by token: just before those of codes, in the published order. A vocabulary of the published size
+    has the published ids."""
     published = published_model("fish_s2_pro")
     first_code = published.config()["semantic_start_token_id"]
     named = [token for token, token_id in published.added_tokens.items() if token_id < first_code]
     codes = [f"<|semantic:{code}|>" for code in range(shape.codes)]
-    return {token: shape.text_tokens - len(named) + i for i, token in enumerate([*named, *codes])}
+    ids = {token: shape.text_tokens - len(named) + i for i, token in enumerate([*named, *codes])}
+    if shape.text_tokens == first_code:
+        ids |= {token: published.added_tokens[token] for token in named}
+    return ids
 
 
 class _Random:

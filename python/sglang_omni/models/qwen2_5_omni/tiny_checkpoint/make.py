@@ -58,12 +58,13 @@ NUM_SPEECH_TOKENS = 2 + len(VOICES)
 _UNREACHABLE = 0.02
 
 
-def make(path: str | Path, seed: int = 0, **shape: int) -> Path:
+def make(path: str | Path, seed: int = 0, *, tokenizer: WordTokenizer | None = None, **shape: int) -> Path:
     """Writes a random checkpoint with all the files of a published one.
 
     Args:
         path: The directory; created if it does not exist. Files of the same names are replaced.
         seed: Of the weights.
+        tokenizer: None for one that is learned from some words, of the shape's ``vocab_size``.
         shape: Sizes of the model, fields of ``OmniShape``.
 
     Returns:
@@ -79,7 +80,7 @@ def make(path: str | Path, seed: int = 0, **shape: int) -> Path:
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
     published = published_model("qwen2_5_omni")
-    tokenizer = WordTokenizer(
+    tokenizer = tokenizer or WordTokenizer(
         sizes.vocab_size - len(published.added_tokens) - NUM_SPEECH_TOKENS,
         published.config("tokenizer_config.json"),
         CHAT_TEMPLATE,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.tiny_tokenizer import write_json
+from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import TensorSpec, make_tensor, tensor_specs
@@ -24,7 +24,7 @@ def make_tiny_checkpoint(
     directory: str | Path,
     seed: int,
     shape: TinyShape | None = None,
-    tokenizer: TinyTokenizer | None = None,
+    tokenizer: WordTokenizer | None = None,
 ) -> Path:
     """Writes a random checkpoint with all the files of a published one. Equal arguments give equal bytes.
 
@@ -61,7 +61,7 @@ def _generation_config(*, talker: bool) -> dict[str, Any]:
 
 
 def _write_weights(
-    directory: Path, config: dict[str, Any], tokenizer: TinyTokenizer, seed: int, shape: TinyShape
+    directory: Path, config: dict[str, Any], tokenizer: WordTokenizer, seed: int, shape: TinyShape
 ) -> None:
     specs = list(tensor_specs(config, answer_ends=tokenizer.id("<|im_end|>"), text_ids=len(tokenizer.vocab)))
     size = -(-len(specs) // shape.shards)

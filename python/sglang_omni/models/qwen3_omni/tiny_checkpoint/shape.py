@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
+from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer
 from sglang_omni.models.tiny_shapes import option
 from sglang_omni.published import published_model, shrunk
 
@@ -99,7 +99,7 @@ class TinyShape:
         middle = max(1, self.layers // 2)
         return middle if middle != len(self.deepstack) else min(middle + 1, self.layers)
 
-    def config(self, tokenizer: TinyTokenizer) -> dict[str, Any]:
+    def config(self, tokenizer: WordTokenizer) -> dict[str, Any]:
         """``config.json``: the published one with these sizes, and the ids of ``tokenizer``."""
         ids = {
             "audio_end_token_id": tokenizer.id("<|audio_end|>"),
