@@ -21,6 +21,7 @@ DECOYS = (
     "README.md",
     "configuration.json.bak",
     "model.fp32-00001-of-00001.safetensors",
+    "model.pth",
     "pytorch_model.bin",
     "tf_model.h5",
     "flax_model.msgpack",

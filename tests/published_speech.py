@@ -15,7 +15,7 @@ from sglang_omni.models.higgs_audio_v2 import tiny_checkpoint as tiny_higgs
 from sglang_omni.models.multimodal.tiny_tokenizer import write_json
 from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.make import make as make_qwen2_5_omni
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import CHAT_TEMPLATE
-from sglang_omni.published import TOKEN, published_model
+from sglang_omni.published import TOKEN, published_codec, published_model
 
 QWEN2_5_OMNI = "Qwen/Qwen2.5-Omni-7B"
 CSM = "sesame/csm-1b"
@@ -73,8 +73,7 @@ def higgs(folder: Path, seed: int) -> tuple[Path, dict[str, Path]]:
     """Higgs Audio v2, and the repository of its codec, by its id."""
     tiny_higgs.make(folder, seed)
     settings = json.loads((folder / "processor_config.json").read_bytes())
-    published = published_model("higgs_audio_v2").config("processor_config.json")
-    codec_id = published["audio_tokenizer"]["audio_tokenizer_name_or_path"]
+    codec_id = published_codec("higgs_audio_v2").id
     settings["audio_tokenizer"]["audio_tokenizer_name_or_path"] = codec_id
     write_json(folder / "processor_config.json", settings)
     codec = (folder / "audio_tokenizer").rename(folder.with_name(f"{folder.name}-codec"))

@@ -87,6 +87,12 @@ def published_model(family: str, model_id: str | None = None) -> PublishedModel:
     raise KeyError(f"{family}: {model_id}")
 
 
+def published_codec(family: str) -> PublishedModel:
+    """The codec of a family's models, which is published as a repository of its own."""
+    (codec,) = _read(_MODELS / family / "published_codec.json")
+    return codec
+
+
 def shrunk(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A published config with other values. Parts are changed field by field, lists and values as a whole.
 

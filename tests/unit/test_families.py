@@ -22,7 +22,7 @@ from sglang_omni.config import PipelineConfig, validate_config
 from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.families import FAMILIES, Family, family_named
 from sglang_omni.proto.tasks import TASKS
-from sglang_omni.published import published_model
+from sglang_omni.published import published_codec, published_model
 from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.registry import families, pipeline_of
 
@@ -106,6 +106,14 @@ def test_a_made_checkpoint_has_the_published_fields(name: str, checkpoint: Calla
     files = {file.name for file in path.iterdir() if file.is_file() and "-of-" not in file.name}
     assert not files - marks - {*model.listing, *model.derived}, "a file that no published checkpoint has"
     assert index is None or index.name in model.listing
+
+
+def test_a_made_codec_has_the_published_fields(checkpoint: Callable[[str], Path]) -> None:
+    path, model = checkpoint("higgs_audio_v2") / "audio_tokenizer", published_codec("higgs_audio_v2")
+    for file in model.configs:
+        made = json.loads((path / file).read_text())
+        assert field_paths(made) == field_paths(model.config(file)), file
+    assert {file.name for file in path.iterdir()} <= set(model.listing)
 
 
 # No class of transformers'.

@@ -15,7 +15,7 @@ import pytest
 from sglang_omni.families import FAMILIES
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import tensor_specs
-from sglang_omni.published import expanded, published_model, published_models, shrunk
+from sglang_omni.published import expanded, published_codec, published_model, published_models, shrunk
 
 SHARED = Path(__file__).parents[3] / "shared" / "published"
 SEEN = {
@@ -144,6 +144,17 @@ def nested(fields: Any) -> Iterator[Mapping[str, Any]]:
         yield fields
         for value in fields.values():
             yield from nested(value)
+
+
+def test_a_model_names_its_codec() -> None:
+    model, codec = published_model("higgs_audio_v2"), published_codec("higgs_audio_v2")
+    named = model.config("processor_config.json")
+    assert named["audio_tokenizer"]["audio_tokenizer_name_or_path"] == codec.id
+    assert named["feature_extractor"] == codec.config("preprocessor_config.json")
+    heard, spoken = codec.config(), model.config()
+    assert heard["codebook_size"] == spoken["codebook_size"] - 2 == spoken["audio_stream_bos_id"]
+    # Kilobits a second, of codes of ten bits, 25 frames a second.
+    assert heard["target_bandwidths"][-1] * 1000 == spoken["num_codebooks"] * 10 * 25
 
 
 def test_a_model_is_told_as_another_with_other_values() -> None:

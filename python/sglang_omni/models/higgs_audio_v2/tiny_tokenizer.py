@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_omni.models.multimodal.tiny_tokenizer import write_json
+from sglang_omni.published import published_codec, shrunk
+
 if TYPE_CHECKING:
     import torch
 
-_RATE = 24_000
 # The published one's: 960 samples a frame, with an odd stride.
 _RATIOS = (8, 5, 4, 2, 3)
 _ACOUSTIC, _CODEBOOK_DIM = 8, 6
@@ -32,45 +34,12 @@ def make_tokenizer(path: Path, seed: int, *, codebooks: int, codes: int, semanti
     from transformers import HubertConfig, HubertModel
 
     path.mkdir(parents=True, exist_ok=True)
-    hop = math.prod(_RATIOS)
-    semantic = HubertConfig(
-        hidden_size=semantic_size,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        conv_dim=[6] * 7,
-        num_conv_pos_embeddings=8,
-        num_conv_pos_embedding_groups=2,
-        mask_time_prob=0.0,
-    )
-    bits = math.ceil(math.log2(codes)) * math.ceil(_RATE / hop)
-    fields = {
-        "architectures": ["HiggsAudioV2TokenizerModel"],
-        "model_type": "higgs_audio_v2_tokenizer",
-        "sample_rate": _RATE,
-        "semantic_sample_rate": 16_000,
-        "downsample_factor": 320,
-        "target_bandwidths": [codebooks * bits / 1000],
-        "codebook_size": codes,
-        "codebook_dim": _CODEBOOK_DIM,
-        "kernel_size": 3,
-        "unit_kernel_size": 3,
-        "channel_ratios": [1, 1],
-        "strides": [1, 1],
-        "block_dilations": [1, 1],
-        "acoustic_model_config": {
-            "model_type": "dac",
-            "encoder_hidden_size": _ENCODER_WIDTH,
-            "decoder_hidden_size": _DECODER_WIDTH,
-            "downsampling_ratios": list(_RATIOS),
-            "upsampling_ratios": list(_RATIOS),
-            "hidden_size": _ACOUSTIC,
-        },
-        "semantic_model_config": semantic.to_dict(),
-    }
-    (path / "config.json").write_text(json.dumps(fields, indent=2))
-    extractor = {"feature_extractor_type": "DacFeatureExtractor", "sampling_rate": _RATE, "hop_length": 1}
-    (path / "preprocessor_config.json").write_text(json.dumps(extractor, indent=2))
+    published = published_codec("higgs_audio_v2")
+    fields = _config(published.config(), codebooks, codes, semantic_size)
+    # transformers changes what it is given.
+    semantic = HubertConfig(**copy.deepcopy(fields["semantic_model_config"]))
+    write_json(path / "config.json", fields)
+    write_json(path / "preprocessor_config.json", published.config("preprocessor_config.json"))
     chance = torch.Generator().manual_seed(seed)
     tensors = {name: _values(name, shape, chance) for name, shape in _shapes(codebooks, codes, semantic_size)}
     with torch.random.fork_rng(devices=[]):
@@ -79,6 +48,35 @@ def make_tokenizer(path: Path, seed: int, *, codebooks: int, codes: int, semanti
     tensors |= {f"semantic_model.{name}": tensor.contiguous() for name, tensor in hubert.items()}
     _calm(path, tensors, chance, codes)
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
+
+
+def _config(published: Mapping[str, Any], codebooks: int, codes: int, semantic_size: int) -> dict[str, Any]:
+    """``config.json``: the published one with these sizes."""
+    frames = math.ceil(published["sample_rate"] / math.prod(_RATIOS))
+    bandwidth = codebooks * math.ceil(math.log2(codes)) * frames / 1000
+    highest = published["target_bandwidths"][-1]
+    return shrunk(
+        published,
+        {
+            "target_bandwidths": [bandwidth * each / highest for each in published["target_bandwidths"]],
+            "codebook_size": codes,
+            "codebook_dim": _CODEBOOK_DIM,
+            "acoustic_model_config": {
+                "encoder_hidden_size": _ENCODER_WIDTH,
+                "decoder_hidden_size": _DECODER_WIDTH,
+                "hidden_size": _ACOUSTIC,
+            },
+            "semantic_model_config": {
+                "hidden_size": semantic_size,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "intermediate_size": 24,
+                "conv_dim": [6] * 7,
+                "num_conv_pos_embeddings": 8,
+                "num_conv_pos_embedding_groups": 2,
+            },
+        },
+    )
 
 
 def _shapes(codebooks: int, codes: int, semantic_size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
