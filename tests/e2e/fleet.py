@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,9 @@ class Fleet:
             # The launcher's own word, not a replica's: its members are all there.
             fleet = cls(process, announced(process, log, r"\[server\].* served on (\S+)\n"), log)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            # It may have ended by itself.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             print(log.read_text(errors="replace"))
             raise
         fleet.remember_descendants()
