@@ -358,7 +358,7 @@ fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placement> {
 
 impl Layout {
     /// For each view: its row, the offset of its first element, and its strides in bytes.
-    pub fn views(&self) -> impl Iterator<Item = (usize, usize, &[i64])> {
+    pub fn views(&self) -> impl Iterator<Item = (usize, usize, &[i64])> + Clone {
         let views = self.views.iter();
         views.map(|view| (view.row, view.offset as usize, &view.strides[..]))
     }

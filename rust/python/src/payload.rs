@@ -6,31 +6,51 @@ mod tests;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use sglang_omni_payload::{DTYPES, Plan};
+use sglang_omni_payload::{DTYPES, Plan, Source};
 
 use crate::buffer::BufferView;
+use crate::codec::{Owner, check, read_sources};
 
 #[pyclass(frozen, module = "sglang_omni._core")]
 pub struct PayloadPlan {
     pub plan: Plan,
-    /// The owners of the memory that the plan points to, kept as long as the plan may be written.
-    owners: Vec<Py<PyAny>>,
+    /// By row of the plan's table. Both are kept as long as the plan may be written.
+    sources: Vec<Source>,
+    owners: Vec<Owner>,
 }
 
 impl PayloadPlan {
     /// `owners` own the memory of the plan's sources.
-    pub fn new(plan: Plan, owners: Vec<Py<PyAny>>) -> Self {
-        Self { plan, owners }
+    pub fn new(plan: Plan, sources: Vec<Source>, owners: Vec<Owner>) -> Self {
+        Self {
+            plan,
+            sources,
+            owners,
+        }
     }
 
-    /// Copies tensors of a GPU's memory to their places in the payload that was written to `target`.
-    pub fn fill(&self, py: Python<'_>, target: usize) -> PyResult<()> {
+    /// Copies the payload to `target`. Raises a RuntimeError if the memory of a tensor was freed since it was planned, or
+    /// while it was copied; then `target` holds no payload.
+    ///
+    /// # Safety
+    /// `target` is valid for writing `plan.len()` bytes, no other thread uses it, and it has nothing of the sources.
+    pub unsafe fn write(&self, py: Python<'_>, target: usize) -> PyResult<()> {
+        let rows = self.owners.iter().zip(&self.sources);
+        // SAFETY: the caller's promise, and the sources' memory is there while this runs.
+        let copy = || unsafe { self.plan.write_to(target as *mut u8) };
+        read_sources(py, rows.clone(), self.plan.len(), copy)?;
+        if self.on_device() {
+            self.fill(py, target)?;
+            check(py, rows)?;
+        }
+        Ok(())
+    }
+
+    /// Copies tensors of a GPU's memory to their places in the payload.
+    fn fill(&self, py: Python<'_>, target: usize) -> PyResult<()> {
         let place = |(address, len, offset)| (address, len, target + offset as usize);
         let runs: Vec<(usize, usize, usize)> = self.plan.foreign().map(place).collect();
-        if runs.is_empty() {
-            return Ok(());
-        }
-        let owners: Vec<_> = self.owners.iter().map(|owner| owner.bind(py)).collect();
+        let owners: Vec<_> = self.owners.iter().map(Owner::object).collect();
         py.import("sglang_omni.relay.shm.device_copy")?
             .call_method1("copy_from_device", (owners, runs))?;
         Ok(())
@@ -56,9 +76,8 @@ impl PayloadPlan {
 
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         PyBytes::new_with(py, self.plan.len() as usize, |target| {
-            // SAFETY: `target` is exactly that long and new, and the sources' owners are kept.
-            unsafe { self.plan.write_to(target.as_mut_ptr()) };
-            self.fill(py, target.as_mut_ptr() as usize)
+            // SAFETY: `target` is exactly that long and new.
+            unsafe { self.write(py, target.as_mut_ptr() as usize) }
         })
     }
 
@@ -74,10 +93,8 @@ impl PayloadPlan {
                 "the buffer has some of the tensors' own memory: they would be written over",
             ));
         }
-        let start = start as usize;
-        // SAFETY: the buffer is that long and held, it has nothing of the sources, and their owners are kept.
-        py.detach(|| unsafe { self.plan.write_to(start as *mut u8) });
-        self.fill(py, start)
+        // SAFETY: the buffer is that long and held, and it has nothing of the sources.
+        unsafe { self.write(py, start as usize) }
     }
 }
 

@@ -45,6 +45,12 @@ struct DlTensor {
     byte_offset: u64,
 }
 
+impl DlTensor {
+    fn address(&self) -> usize {
+        self.data as usize + self.byte_offset as usize
+    }
+}
+
 #[repr(C)]
 struct DlManaged {
     version: [u32; 2],
@@ -124,17 +130,9 @@ impl DlpackApi {
     /// to DLPack, and lazy negation and conjugation.
     pub fn describe<'a>(&self, tensor: &'a Bound<'_, PyAny>) -> PyResult<Option<TensorInfo<'a>>> {
         let py = tensor.py();
-        let Some(read) = self.0.tensor_from_object else {
+        let Some(out) = self.read(tensor) else {
             return Ok(None);
         };
-        let mut out = std::mem::MaybeUninit::<DlTensor>::uninit();
-        // SAFETY: `tensor` is a torch.Tensor, which is what the table is for.
-        if unsafe { read(tensor.as_ptr(), out.as_mut_ptr()) } != 0 {
-            drop(PyErr::take(py)); // `proto/tensors.py` says why it cannot
-            return Ok(None);
-        }
-        // SAFETY: 0 means that it was filled in.
-        let out = unsafe { out.assume_init() };
         let Some(dtype) = from_dl(out.dtype) else {
             return Ok(None);
         };
@@ -150,7 +148,7 @@ impl DlpackApi {
         let dims = out.ndim as usize;
         // SAFETY: the arrays belong to the tensor and stay while it is borrowed and not resized.
         let (shape, strides) = unsafe { (dims_of(out.shape, dims), dims_of(out.strides, dims)) };
-        let address = out.data as usize + out.byte_offset as usize;
+        let address = out.address();
         // A null pointer plus an offset: a view of memory that was freed.
         if address < LOWEST_ADDRESS && !shape.contains(&0) {
             return Ok(None);
@@ -161,6 +159,23 @@ impl DlpackApi {
             shape,
             strides,
         }))
+    }
+
+    /// The address of a tensor's first element. `None` if the table cannot express it any more.
+    pub fn address_of(&self, tensor: &Bound<'_, PyAny>) -> Option<usize> {
+        self.read(tensor).map(|tensor| tensor.address())
+    }
+
+    fn read(&self, tensor: &Bound<'_, PyAny>) -> Option<DlTensor> {
+        let read = self.0.tensor_from_object?;
+        let mut out = std::mem::MaybeUninit::<DlTensor>::uninit();
+        // SAFETY: `tensor` is a torch.Tensor, which is what the table is for.
+        if unsafe { read(tensor.as_ptr(), out.as_mut_ptr()) } != 0 {
+            drop(PyErr::take(tensor.py())); // `proto/tensors.py` says why it cannot
+            return None;
+        }
+        // SAFETY: 0 means that it was filled in.
+        Some(unsafe { out.assume_init() })
     }
 
     /// Makes a tensor that views `owner`'s memory and keeps it. `None` for a dtype that DLPack does not have.

@@ -11,6 +11,7 @@ mod encode;
 mod key_cache;
 #[expect(unsafe_code)]
 mod numpy;
+mod owner;
 mod pack_error;
 #[expect(unsafe_code)]
 mod rows;
@@ -37,6 +38,7 @@ use rows::Rows;
 use types::Classes;
 use views::Views;
 
+pub use owner::{Owner, check, read_sources};
 #[cfg(test)]
 pub use {dlpack::FakeTensor, numpy::FakeArray};
 
@@ -169,7 +171,7 @@ impl Codec {
         for &row in &rows.foreign {
             plan.set_foreign(rows.sources[row].address);
         }
-        Ok(PayloadPlan::new(plan, rows.owners))
+        Ok(PayloadPlan::new(plan, rows.sources, rows.owners))
     }
 
     #[expect(unsafe_code)]

@@ -9,13 +9,14 @@ use sglang_omni_payload::{DType, Framework, Layout, Source, is_whole, layouts};
 use super::Tools;
 use super::dlpack::DlpackApi;
 use super::numpy::Array;
+use super::owner::{Owner, read_sources};
 use super::types::AddressHash;
 
 #[derive(Default)]
 pub struct Rows {
     pub sources: Vec<Source>,
     /// The owner of each row's memory: the tensor itself or a copy that replaces it.
-    pub owners: Vec<Py<PyAny>>,
+    pub owners: Vec<Owner>,
     /// Tensors that a copy replaces. They are kept because `numbers` identifies tensors by address.
     replaced: Vec<Py<PyAny>>,
     /// The row of each tensor, by the address of its object.
@@ -40,7 +41,8 @@ impl Rows {
             return Ok(None);
         };
         let source = source_of(&array);
-        Ok(Some(self.add(object, object, source)))
+        let owner = Owner::Array(object.clone().unbind());
+        Ok(Some(self.add(object, owner, source)))
     }
 
     /// Adds a tensor that has no row yet. `None` if it must be written into the message.
@@ -65,7 +67,8 @@ impl Rows {
                     .map(|stride| stride.wrapping_mul(item))
                     .collect(),
             };
-            return Ok(Some(self.add(object, object, source)));
+            let owner = Owner::Tensor(object.clone().unbind(), api);
+            return Ok(Some(self.add(object, owner, source)));
         }
         let py = object.py();
         let described = tools.describe_tensor.bind(py).call1((object,))?;
@@ -76,16 +79,16 @@ impl Rows {
         if foreign {
             self.foreign.push(self.sources.len());
         }
-        Ok(Some(self.add(object, &owner, source)))
-    }
-
-    fn add(&mut self, object: &Bound<'_, PyAny>, owner: &Bound<'_, PyAny>, source: Source) -> u32 {
-        let number = self.sources.len();
-        self.gapped |= !is_whole(&source);
-        if !object.is(owner) {
+        if !object.is(&owner) {
             self.replaced.push(object.clone().unbind());
         }
-        self.owners.push(owner.clone().unbind());
+        Ok(Some(self.add(object, Owner::Other(owner.unbind()), source)))
+    }
+
+    fn add(&mut self, object: &Bound<'_, PyAny>, owner: Owner, source: Source) -> u32 {
+        let number = self.sources.len();
+        self.gapped |= !is_whole(&source);
+        self.owners.push(owner);
         self.sources.push(source);
         // The format counts rows in 32 bits and refuses more when they are laid out.
         let number = number as u32;
@@ -105,9 +108,12 @@ impl Rows {
                 self.gather_foreign(py, tools, &layout)?
             } else {
                 let memory = PyByteArray::new_with(py, layout.len, |memory| {
-                    // SAFETY: `memory` has the layout's length, and the sources' owners are kept.
-                    py.detach(|| unsafe { layout.gather(memory.as_mut_ptr()) });
-                    Ok(())
+                    let rows = layout
+                        .views()
+                        .map(|(row, ..)| (&self.owners[row], &self.sources[row]));
+                    // SAFETY: `memory` has the layout's length, and the sources' memory is there while this runs.
+                    let copy = || unsafe { layout.gather(memory.as_mut_ptr()) };
+                    read_sources(py, rows, layout.len as u64, copy)
                 })?;
                 let address = memory.data() as usize;
                 (memory.into_any(), address)
@@ -115,7 +121,7 @@ impl Rows {
             for (row, offset, strides) in layout.views() {
                 self.sources[row].address = address + offset;
                 self.sources[row].strides = strides.to_vec();
-                self.owners[row] = owner.clone().unbind();
+                self.owners[row] = Owner::Copy(owner.clone().unbind());
             }
         }
         Ok(())
@@ -133,7 +139,7 @@ impl Rows {
             .map(|(row, offset, strides)| {
                 let item = self.sources[row].dtype.itemsize;
                 let strides: Vec<i64> = strides.iter().map(|by| by / item as i64).collect();
-                (&self.owners[row], offset / item as usize, strides)
+                (self.owners[row].object(), offset / item as usize, strides)
             })
             .collect();
         tools.gather.bind(py).call1((views, layout.len))?.extract()

@@ -34,15 +34,14 @@ fn refused(error: AllocateError) -> PyErr {
     }
 }
 
-/// Writes a payload, except tensors of a GPU's memory. Returns the payload's address.
+/// Writes a payload.
 ///
 /// # Safety
-/// The room is long enough and no other thread uses it, and the memory of the plan's sources is still allocated.
-unsafe fn write(plan: &PayloadPlan, room: &Room) -> usize {
-    let target = room.ready();
+/// The room is long enough and no other thread uses it.
+unsafe fn write(py: Python<'_>, plan: &PayloadPlan, room: &Room) -> PyResult<()> {
+    let target = py.detach(|| room.ready() as usize);
     // SAFETY: the caller's promise.
-    unsafe { plan.plan.write_to(target) };
-    target as usize
+    unsafe { plan.write(py, target) }
 }
 
 fn seconds(keep: f64) -> PyResult<Duration> {
@@ -92,9 +91,8 @@ impl ShmArena {
             .arena
             .allocate(edge, key, plan.plan.len(), seconds(keep)?)
             .map_err(refused)?;
-        // SAFETY: this call alone uses the room, which is long enough; the plan keeps the sources' owners.
-        let target = py.detach(|| unsafe { write(plan, &grant.room) });
-        plan.fill(py, target)?;
+        // SAFETY: this call alone uses the room, which is long enough.
+        unsafe { write(py, plan, &grant.room) }?;
         Ok(announced(grant.publish()))
     }
 
@@ -120,9 +118,8 @@ impl ShmArena {
     /// Packs a payload for several targets, which share this one copy.
     fn hold(&self, py: Python<'_>, plan: &PayloadPlan) -> PyResult<ShmHeld> {
         let held = self.arena.hold(plan.plan.len()).map_err(refused)?;
-        // SAFETY: this call alone uses the room, which is long enough; the plan keeps the sources' owners.
-        let target = py.detach(|| unsafe { write(plan, &held.room) });
-        plan.fill(py, target)?;
+        // SAFETY: this call alone uses the room, which is long enough.
+        unsafe { write(py, plan, &held.room) }?;
         Ok(ShmHeld { held })
     }
 
