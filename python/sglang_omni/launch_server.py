@@ -213,7 +213,7 @@ def _log_to_stderr(args: argparse.Namespace) -> None:
     )
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit())
-    for chatty in ("httpx", "uvicorn"):
+    for chatty in ("httpx", "httpx2", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, cast
 
 import torch
@@ -39,6 +40,9 @@ class Code2Wav(StreamedDecoder):
                 part: _snake(part) for part in module.modules() if hasattr(part, "no_div_by_zero")
             }
         self._before = module.config.sliding_window - 1
+        # The argument's name of transformers 5.24 and later, and that of those before.
+        names = inspect.signature(module.pre_transformer.forward).parameters
+        self._memory_name = "cache" if "cache" in names else "past_key_values"
         super().__init__(
             "the codec", torch.zeros_like(module.code_offset.view(1, -1, 1)), window=self._before
         )
@@ -74,8 +78,8 @@ class Code2Wav(StreamedDecoder):
             inputs_embeds=embeds,
             attention_mask={"sliding_attention": window_mask(positions, frames, self._before).unsqueeze(1)},
             position_ids=positions + frames,
-            past_key_values=memory,
             use_cache=True,
+            **{self._memory_name: memory},
         ).last_hidden_state
         return hidden
 
