@@ -250,3 +250,36 @@ def test_a_write_to_a_received_payload_crashes_only_with_the_switch(switch: str,
         assert f'File "<string>", line {line} in main' in done.stderr
     else:
         assert (done.returncode, done.stdout) == (0, "read 7\nwritten 8\noutstanding 0\n"), done.stderr
+
+
+ARENA = """
+import os
+from sglang_omni import _core
+
+arena = _core.ShmArena(1 << 20)
+unread, _ = arena.put_raw("edge", "key", b"x" * 1000, 60.0)
+child = os.fork()
+if child == 0:
+    # As a fork from C does, nothing has replaced this arena.
+    try:
+        arena.put_raw("edge", "key", b"y" * 1000, 60.0)
+    except OSError as error:
+        assert "forked from" in str(error)
+    else:
+        os._exit(3)
+    assert (arena.revoke("key"), arena.revoke_place(unread)) == (0, False)
+    arena.wait_begin("edge")
+    arena.outstanding()
+    os._exit(0)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+second, _ = arena.put_raw("edge", "key2", b"z" * 1000, 60.0)
+assert arena.state(unread) == "ready" and arena.outstanding() == 2
+assert bytes(_core.ShmLease(arena.name, unread)) == b"x" * 1000
+assert bytes(_core.ShmLease(arena.name, second)) == b"z" * 1000
+print("fine")
+"""
+
+
+def test_a_childs_copy_of_an_arena_leaves_its_parents_payloads_alone() -> None:
+    assert says(ARENA) == "fine\n"

@@ -25,6 +25,9 @@ const EDGES: u64 = 8;
 /// The edge whose credit a payload for several targets takes until each target has its ticket.
 const FAN_OUT: &str = "(fan-out)";
 
+/// Memory that was not used for so long goes back to the kernel.
+const IDLE: Duration = Duration::from_secs(10);
+
 /// Where a payload lies. With the arena's name, this is all that its reader must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -146,6 +149,8 @@ struct ArenaState {
 }
 
 /// Memory into which this process writes payloads, for other processes of the same user to read.
+///
+/// A forked child has a copy of it that writes, takes back and waits for nothing: the tickets are its parent's.
 pub struct Arena {
     owner: Process,
     name: String,
@@ -165,7 +170,13 @@ impl Arena {
         let segments = Segments::default();
         lock(&segments).insert(server::ARENA, Arc::new(file));
         let state = Arc::new(ArenaState {
-            memory: Arc::new(Memory::new(mapping, capacity, limit, segments.clone())?),
+            memory: Arc::new(Memory::new(
+                mapping,
+                capacity,
+                limit,
+                segments.clone(),
+                IDLE,
+            )?),
             records: Records::new(),
             bytes: Ledger::new(limit),
             tickets: Ledger::new(TICKETS as u64 / EDGES),
@@ -222,6 +233,7 @@ impl Arena {
         len: u64,
         keep: Duration,
     ) -> Result<Grant<'_>, AllocateError> {
+        self.check_owner()?;
         let credit = self.state.credit(edge, len)?;
         let room = self.state.memory.room(len).map_err(AllocateError::Io)?;
         self.state.reserve(edge, key, Arc::new(room), credit, keep)
@@ -232,6 +244,7 @@ impl Arena {
     ///
     /// All rooms that wait for slow edges share the limit of one edge.
     pub fn hold(&self, len: u64) -> Result<FanoutRoom, AllocateError> {
+        self.check_owner()?;
         let (credit, _) = self.state.credit(FAN_OUT, len)?;
         let room = self.state.memory.room(len).map_err(AllocateError::Io)?;
         Ok(FanoutRoom {
@@ -248,6 +261,7 @@ impl Arena {
         key: &str,
         keep: Duration,
     ) -> Result<Announcement, AllocateError> {
+        self.check_owner()?;
         let credit = self.state.credit(edge, held.room.len)?;
         self.state
             .reserve(edge, key, held.room.clone(), credit, keep)
@@ -256,11 +270,17 @@ impl Arena {
 
     /// The state of a payload's ticket: `Free` once it is collected, revoked or expired.
     pub fn state(&self, place: &Place) -> TicketState {
-        self.state.header().tickets[place.ticket as usize].state(place.generation)
+        match self.state.header().tickets.get(place.ticket as usize) {
+            Some(ticket) => ticket.state(place.generation),
+            None => TicketState::Free,
+        }
     }
 
     /// Takes back every unread payload under `key` and returns how many these are. Payloads that are being read stay.
     pub fn revoke(&self, key: &str) -> usize {
+        if !self.is_owner() {
+            return 0;
+        }
         let records = &self.state.records;
         let revoked = records.sweep(self.state.header(), |under_way| under_way.key == key);
         if revoked > 0 {
@@ -271,9 +291,10 @@ impl Arena {
 
     /// Takes back one payload if it is unread, and returns whether it was.
     pub fn revoke_place(&self, place: &Place) -> bool {
-        let Some(ticket) = Some(place.ticket).filter(|&ticket| (ticket as usize) < TICKETS) else {
+        let ticket = place.ticket;
+        if ticket as usize >= TICKETS || !self.is_owner() {
             return false;
-        };
+        }
         let records = &self.state.records;
         let revoked = records.revoke(self.state.header(), ticket, place.generation);
         if revoked {
@@ -285,6 +306,9 @@ impl Arena {
     /// From now on readers signal [`Arena::event`] when they make room on `edge`. Without an edge they signal whenever
     /// they take or return a payload.
     pub fn wait_begin(&self, edge: Option<&str>) {
+        if !self.is_owner() {
+            return;
+        }
         if let Some(name) = edge {
             self.state.bytes.edge(name).note_wait();
         }
@@ -294,8 +318,28 @@ impl Arena {
     /// Ends a wait that [`Arena::wait_begin`] began with the same argument.
     pub fn wait_end(&self, edge: Option<&str>) {
         // A forked child that ends its copy of a wait must not end its parent's.
-        if self.owner == Process::this() {
+        if self.is_owner() {
             self.waiters(edge).leave();
+        }
+    }
+
+    fn is_owner(&self) -> bool {
+        self.owner == Process::this()
+    }
+
+    fn check_owner(&self) -> Result<(), AllocateError> {
+        if self.is_owner() {
+            return Ok(());
+        }
+        Err(AllocateError::Io(std::io::Error::other(
+            "this arena belongs to the process that this one was forked from: make another one",
+        )))
+    }
+
+    /// Collects returned payloads, which in a child are its parent's.
+    fn collect(&self) {
+        if self.is_owner() {
+            self.state.collect_all();
         }
     }
 
@@ -306,7 +350,7 @@ impl Arena {
 
     /// `(edge, outstanding bytes, number of waits for room)` of every edge, after collecting returned payloads.
     pub fn edges(&self) -> Vec<(String, u64, u64)> {
-        self.state.collect_all();
+        self.collect();
         self.state.bytes.snapshot()
     }
 
@@ -317,7 +361,7 @@ impl Arena {
 
     /// Number of outstanding tickets, after collecting the returned ones.
     pub fn outstanding(&self) -> usize {
-        self.state.collect_all();
+        self.collect();
         self.state.records.len()
     }
 }

@@ -51,6 +51,14 @@ impl Extents {
         Some(extent)
     }
 
+    /// Forgets that the free memory behind the last extent was handed out before.
+    pub fn forget_free_end(&mut self) {
+        let last = self.free.last_key_value();
+        if let Some((&start, _)) = last.filter(|&(start, len)| start + len >= self.touched) {
+            self.touched = start;
+        }
+    }
+
     pub fn release(&mut self, extent: Extent) {
         let (mut start, mut len) = (extent.start, extent.len);
         if let Some((&before, &size)) = self.free.range(..start).next_back()
@@ -93,6 +101,21 @@ mod tests {
         extents.release(first);
         assert_eq!(extents.allocate(8192), Some(first));
         assert_eq!(extents.touched(), 8192);
+    }
+
+    #[test]
+    fn a_free_end_is_forgotten_up_to_the_last_extent() {
+        let mut extents = Extents::new(1 << 20);
+        let taken = [4096, 8192, 4096].map(|len| extents.allocate(len).unwrap());
+        extents.forget_free_end();
+        assert_eq!(extents.touched(), 16384);
+        extents.release(taken[0]);
+        extents.release(taken[2]);
+        extents.forget_free_end();
+        assert_eq!(extents.touched(), 12288);
+        extents.release(taken[1]);
+        extents.forget_free_end();
+        assert_eq!(extents.touched(), 0);
     }
 
     #[test]

@@ -102,34 +102,39 @@ impl Mapping {
         unsafe { mprotect(self.start().add(offset).cast(), len, MprotectFlags::READ) }
     }
 
-    /// Drops what was written to whole pages of a private mapping, which then show the file again.
-    ///
-    /// Panics if the kernel refuses: a later reader would see the writes of an earlier one.
-    pub fn undo_writes(&self, offset: usize, len: usize) {
+    /// Drops what was written to whole pages of a private mapping, which then show the file again. Returns false if the
+    /// kernel refuses, as it does for locked memory.
+    #[must_use]
+    pub fn undo_writes(&self, offset: usize, len: usize) -> bool {
         let len = len.min(self.len - offset);
         // SAFETY: the range is inside the mapping, and no pointer into it is used any more.
-        let undone =
-            unsafe { madvise(self.start().add(offset).cast(), len, Advice::LinuxDontNeed) };
-        undone.expect("pages of a private mapping can be dropped");
+        unsafe { madvise(self.start().add(offset).cast(), len, Advice::LinuxDontNeed) }.is_ok()
     }
 
-    /// Has the kernel provide pages in one call, which is far cheaper than a fault for each. Returns false if it did
-    /// not, because memory is used up or the kernel is too old; faults then provide them.
-    pub fn populate(&self, offset: usize, len: usize) -> bool {
+    /// Gives whole pages back to the kernel: they are zeros when they are next touched. Does nothing if the kernel
+    /// refuses.
+    pub fn free(&self, offset: usize, len: usize) {
+        // SAFETY: the range is inside the mapping, and no payload is in it.
+        let _ = unsafe { madvise(self.start().add(offset).cast(), len, Advice::LinuxRemove) };
+    }
+
+    /// Has the kernel provide pages in one call, which is far cheaper than a fault for each. An error if it did not,
+    /// because memory is used up or the kernel is too old (EINVAL); faults then provide them.
+    pub fn populate(&self, offset: usize, len: usize) -> Result<()> {
         self.advise(offset, len, Advice::LinuxPopulateWrite)
     }
 
     /// Enters pages that another process has provided into this process's page table. Returns false if the kernel did
     /// not.
     pub fn enter(&self, offset: usize, len: usize) -> bool {
-        self.advise(offset, len, Advice::LinuxPopulateRead)
+        self.advise(offset, len, Advice::LinuxPopulateRead).is_ok()
     }
 
-    fn advise(&self, offset: usize, len: usize, advice: Advice) -> bool {
+    fn advise(&self, offset: usize, len: usize, advice: Advice) -> Result<()> {
         let from = offset & !4095;
         let to = (offset + len).next_multiple_of(4096).min(self.len);
         // SAFETY: the range is inside the mapping and the advice does not change its contents.
-        unsafe { madvise(self.start().add(from).cast(), to - from, advice) }.is_ok()
+        unsafe { madvise(self.start().add(from).cast(), to - from, advice) }
     }
 }
 

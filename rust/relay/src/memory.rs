@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::bitmap::Bitmap;
 use crate::extents::{Extent, Extents};
@@ -32,21 +33,27 @@ struct Class {
 
 /// State that only large payloads and the cutting of new slots need. It has a lock: a large copy takes milliseconds,
 /// and slots stay cut.
-struct Ranges {
-    extents: Extents,
+pub struct Ranges {
+    pub extents: Extents,
     /// Numbers of each class that no slot has now, the lowest last.
     unused: [Vec<u32>; CLASSES],
+}
+
+/// Which of an arena's memory is free.
+pub struct Space {
+    classes: [Class; CLASSES],
+    pub ranges: Mutex<Ranges>,
+    /// Bytes of all rooms so far.
+    pub written: AtomicU64,
 }
 
 /// The memory of an arena, as its owner sees it.
 pub struct Memory {
     mapping: Arc<Mapping>,
     limit: u64,
-    classes: [Class; CLASSES],
-    ranges: Mutex<Ranges>,
+    space: Arc<Space>,
     segments: Segments,
     next_segment: AtomicU64,
-    written: AtomicU64,
     pages: Pages,
 }
 
@@ -65,16 +72,17 @@ enum Home {
 }
 
 impl Memory {
-    /// The memory of an arena of `capacity` bytes. Payloads of more than `limit` bytes get segments of their own.
+    /// The memory of an arena of `capacity` bytes. Payloads of more than `limit` bytes get segments of their own. What
+    /// is not used for as long as `idle` goes back to the kernel.
     pub fn new(
         mapping: Arc<Mapping>,
         capacity: u64,
         limit: u64,
         segments: Segments,
+        idle: Duration,
     ) -> std::io::Result<Self> {
         let numbers = || (0..64 * SLOT_WORDS as u32).rev().collect();
-        Ok(Self {
-            limit,
+        let space = Arc::new(Space {
             classes: std::array::from_fn(|class| Class {
                 size: (1 << (SMALLEST + class as u32)) + MARGIN,
                 free: Bitmap::empty(),
@@ -84,10 +92,14 @@ impl Memory {
                 extents: Extents::new(capacity),
                 unused: std::array::from_fn(|_| numbers()),
             }),
+            written: AtomicU64::new(0),
+        });
+        Ok(Self {
+            limit,
             segments,
             next_segment: AtomicU64::new(server::ARENA + 1),
-            written: AtomicU64::new(0),
-            pages: Pages::start(mapping.clone(), capacity)?,
+            pages: Pages::start(mapping.clone(), capacity, space.clone(), idle)?,
+            space,
             mapping,
         })
     }
@@ -102,13 +114,13 @@ impl Memory {
 
     /// Bytes of all rooms so far; each room is written once.
     pub fn written(&self) -> u64 {
-        self.written.load(Relaxed)
+        self.space.written.load(Relaxed)
     }
 
     /// Takes room for `len` bytes. Fails only if the payload needs a segment and none can be made.
     pub fn room(self: &Arc<Self>, len: u64) -> std::io::Result<Room> {
         let (home, offset) = self.find(len)?;
-        self.written.fetch_add(len, Relaxed);
+        self.space.written.fetch_add(len, Relaxed);
         Ok(Room {
             memory: self.clone(),
             home,
@@ -118,15 +130,16 @@ impl Memory {
     }
 
     fn find(&self, len: u64) -> std::io::Result<(Home, u64)> {
-        let fitting = self.classes.iter().position(|class| len <= class.size);
+        let classes = &self.space.classes;
+        let fitting = classes.iter().position(|class| len <= class.size);
         if let Some(class) = fitting.filter(|_| len <= self.limit)
-            && let Some(number) = self.classes[class].free.take().or_else(|| self.cut(class))
+            && let Some(number) = classes[class].free.take().or_else(|| self.cut(class))
         {
-            let start = self.classes[class].starts[number as usize].load(Relaxed);
+            let start = classes[class].starts[number as usize].load(Relaxed);
             return Ok((Home::Slot { class, number }, start));
         }
         if len <= self.limit
-            && let Some(extent) = self.range(&mut lock(&self.ranges), len)
+            && let Some(extent) = self.range(&mut lock(&self.space.ranges), len)
         {
             return Ok((Home::Extent(extent), extent.start));
         }
@@ -139,8 +152,8 @@ impl Memory {
 
     /// Makes new slots of a class and takes one of them.
     fn cut(&self, index: usize) -> Option<u32> {
-        let class = &self.classes[index];
-        let mut ranges = lock(&self.ranges);
+        let class = &self.space.classes[index];
+        let mut ranges = lock(&self.space.ranges);
         // Another thread may have cut slots in the meantime.
         if let Some(number) = class.free.take() {
             return Some(number);
@@ -173,9 +186,9 @@ impl Memory {
         let touched = ranges.extents.touched();
         let found = ranges.extents.find(len);
         if found.is_none_or(|found| found.start + found.len > touched)
-            && (found.is_none() || self.idle() > touched / 2)
+            && (found.is_none() || self.space.idle() > touched / 2)
         {
-            self.give_up_slots(ranges);
+            self.space.give_up_slots(ranges);
         }
         let extent = ranges.extents.allocate(len)?;
         if ranges.extents.touched() > touched {
@@ -183,14 +196,16 @@ impl Memory {
         }
         Some(extent)
     }
+}
 
+impl Space {
     /// Bytes in unused slots.
     fn idle(&self) -> u64 {
         let free = |class: &Class| class.free.len() as u64 * class.size;
         self.classes.iter().map(free).sum()
     }
 
-    fn give_up_slots(&self, ranges: &mut Ranges) {
+    pub fn give_up_slots(&self, ranges: &mut Ranges) {
         for (class, unused) in self.classes.iter().zip(&mut ranges.unused) {
             while let Some(number) = class.free.take() {
                 ranges.extents.release(Extent {
@@ -228,7 +243,8 @@ impl Room {
             .min(self.len) as usize;
         if missing > 0 {
             // One call is far cheaper than a fault for each page.
-            mapping.populate(start + self.len as usize - missing, missing);
+            // Without it, the copy's own faults provide them.
+            let _ = mapping.populate(start + self.len as usize - missing, missing);
         }
         // SAFETY: the room lies inside its mapping.
         unsafe { mapping.start().add(start) }
@@ -238,8 +254,8 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         match &self.home {
-            Home::Slot { class, number } => self.memory.classes[*class].free.put(*number),
-            Home::Extent(extent) => lock(&self.memory.ranges).extents.release(*extent),
+            Home::Slot { class, number } => self.memory.space.classes[*class].free.put(*number),
+            Home::Extent(extent) => lock(&self.memory.space.ranges).extents.release(*extent),
             Home::Segment { number, .. } => drop(lock(&self.memory.segments).remove(number)),
         }
     }
@@ -247,21 +263,27 @@ impl Drop for Room {
 
 #[cfg(all(test, not(any(miri, feature = "loom"))))]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::os::fd::OwnedFd;
+    use std::time::Instant;
 
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
     fn memory(capacity: u64) -> Arc<Memory> {
+        memory_of(capacity, Duration::from_secs(600)).0
+    }
+
+    /// The memory of an arena, and its file.
+    fn memory_of(capacity: u64, idle: Duration) -> (Arc<Memory>, OwnedFd) {
         let file = mapping::create(ArenaHeader::LEN + capacity as usize).unwrap();
         let mapping = Arc::new(Mapping::new(&file).unwrap());
-        let segments = Segments::default();
-        Arc::new(Memory::new(mapping, capacity, capacity, segments).unwrap())
+        let memory = Memory::new(mapping, capacity, capacity, Segments::default(), idle);
+        (Arc::new(memory.unwrap()), file)
     }
 
     fn touched(memory: &Memory) -> u64 {
-        lock(&memory.ranges).extents.touched()
+        lock(&memory.space.ranges).extents.touched()
     }
 
     #[test]
@@ -304,21 +326,52 @@ mod tests {
         assert!(lock(&memory.segments).is_empty());
     }
 
+    /// Waits, and fails after a while.
+    fn until(done: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !done() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    #[test]
+    fn what_is_not_used_any_more_goes_back_to_the_kernel() {
+        let (memory, file) = memory_of(256 * MIB, Duration::from_millis(50));
+        let allocated = || rustix::fs::fstat(&file).unwrap().st_blocks as u64 * 512;
+        let write = |len: u64, value: u8| {
+            let room = memory.room(len).unwrap();
+            // SAFETY: the room is ours and that long.
+            unsafe { room.ready().write_bytes(value, len as usize) };
+            room
+        };
+        let kept = write(3 * MIB, 5);
+        let large: Vec<_> = (0..3).map(|value| write(40 * MIB, value)).collect();
+        assert!(allocated() > 120 * MIB);
+        // What is in use stays, whatever its place.
+        drop(large);
+        until(|| allocated() < 16 * MIB);
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(kept.ready(), 3 << 20) };
+        assert!(bytes.iter().all(|&byte| byte == 5));
+        drop(kept);
+        until(|| memory.header().present.load(Acquire) <= 4 * MIB);
+        // Memory that came back is used as before.
+        let again = write(40 * MIB, 7);
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(again.ready(), 40 << 20) };
+        assert!(bytes.iter().all(|&byte| byte == 7));
+    }
+
     #[test]
     fn pages_are_present_ahead_of_use_and_few_without_use() {
         let memory = memory(256 * MIB);
-        let until = |present: u64| {
-            let start = Instant::now();
-            while memory.header().present.load(Acquire) < present {
-                assert!(start.elapsed() < Duration::from_secs(20));
-                std::thread::sleep(Duration::from_millis(2));
-            }
-        };
-        until(4 * MIB);
+        let reaches = |bytes: u64| until(|| memory.header().present.load(Acquire) >= bytes);
+        reaches(4 * MIB);
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!(memory.header().present.load(Acquire), 4 * MIB);
         let room = memory.room(20 * MIB).unwrap();
-        until(room.offset + 2 * room.len);
+        reaches(room.offset + 2 * room.len);
         drop(room);
         assert!(memory.header().present.load(Acquire) <= 41 * MIB);
     }

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use rustix::param::page_size;
@@ -21,6 +22,8 @@ pub struct PrivateView {
     /// The starts of the payloads that have a reader in this view. A second reader of the same bytes needs another
     /// view.
     taken: Mutex<BTreeSet<usize>>,
+    /// Some writes could not be undone: no other payload may be read in this view.
+    is_spoiled: AtomicBool,
     /// Finds written pages. Without it, all pages count as written.
     written: Option<WriteTracker>,
 }
@@ -37,21 +40,26 @@ impl PrivateView {
             mapping: Arc::new(mapping),
             entered: AtomicU64::new(0),
             taken: Mutex::default(),
+            is_spoiled: false.into(),
             written,
         })
     }
 
-    /// Takes the payload that begins at `start`. Returns false if it has a reader in this view already.
+    /// Takes the payload that begins at `start`. Returns false if it needs another view, because it has a reader in
+    /// this one already, or because writes of earlier readers are left in it.
     pub fn take(&self, start: usize) -> bool {
-        lock(&self.taken).insert(start)
+        !self.is_spoiled.load(Acquire) && lock(&self.taken).insert(start)
     }
 
     /// Undoes the writes to a payload. Must precede the return of its ticket, after which the memory is reused.
     pub fn give_back(&self, start: usize, len: usize) {
         let (from, to) = (start & !(PAGE - 1), (start + len).next_multiple_of(PAGE));
-        match &self.written {
+        let is_undone = match &self.written {
             Some(written) => written.undo(&self.mapping, from..to),
             None => self.mapping.undo_writes(from, to - from),
+        };
+        if !is_undone {
+            self.is_spoiled.store(true, Release);
         }
         lock(&self.taken).remove(&start);
     }

@@ -96,16 +96,18 @@ impl WriteTracker {
         })
     }
 
-    /// Undoes the writes to whole pages of the mapping, to which no thread may write meanwhile.
-    pub fn undo(&self, mapping: &Mapping, bytes: Range<usize>) {
+    /// Undoes the writes to whole pages of the mapping, to which no thread may write meanwhile. Returns false if they
+    /// are still there.
+    #[must_use]
+    pub fn undo(&self, mapping: &Mapping, bytes: Range<usize>) -> bool {
         let start = mapping.start() as usize;
         let pages = start + bytes.start..start + bytes.end;
         if self.marks.is_some() && !self.any_unmarked(&pages).unwrap_or(true) {
-            return;
+            return true;
         }
         let any_private = self.any_private(&pages).unwrap_or(true);
-        if any_private {
-            mapping.undo_writes(bytes.start, bytes.len());
+        if any_private && !mapping.undo_writes(bytes.start, bytes.len()) {
+            return false;
         }
         if self.marks.is_some() {
             // One call instead of a fault for each page. Also, a write to a marked page that is absent copies the page,
@@ -120,6 +122,7 @@ impl WriteTracker {
                 });
             }
         }
+        true
     }
 
     fn any_unmarked(&self, pages: &Range<usize>) -> Result<bool> {
@@ -216,7 +219,7 @@ mod tests {
         let start = view.start() as usize;
         let addresses = start + pages.start * PAGE..start + pages.end * PAGE;
         let undone = written.any_private(&addresses).unwrap();
-        written.undo(view, pages.start * PAGE..pages.end * PAGE);
+        assert!(written.undo(view, pages.start * PAGE..pages.end * PAGE));
         let is_marked = || !written.any_unmarked(&addresses).unwrap();
         assert!(undone || written.marks.is_none() || is_marked());
         undone
@@ -266,7 +269,7 @@ mod tests {
         unsafe { at(&sender, 3).write_volatile(7) };
         assert!(!undone(&written, &view, 0..64));
         assert_eq!(value(3), 7);
-        view.undo_writes(0, LEN);
+        assert!(view.undo_writes(0, LEN));
         assert!(!undone(&written, &view, 0..64));
         for page in 0..64 {
             write(page);

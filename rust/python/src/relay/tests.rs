@@ -54,6 +54,7 @@ place, _ = arena.put_raw("edge", "first", bytes(900_000), 60.0)
 text = raised(core.ArenaFull, arena.put_raw, "edge", "next", bytes(900_000), 60.0)
 assert "'first'" in text.replace('"', "'") and "not read yet" in text, text
 assert arena.revoke("first") == 1 and arena.state(place) == "free"
+assert arena.state((*place[:3], 99_999, place[4])) == "free"
 raised(ValueError, arena.put_raw, "edge", "key", b"bytes", -1.0)
 raised(BufferError, arena.put_raw, "edge", "key", memoryview(b"bytes")[::2], 60.0)
 assert arena.outstanding() == 0

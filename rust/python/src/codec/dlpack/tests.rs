@@ -71,6 +71,10 @@ impl FakeTensor {
         self.address
     }
 
+    fn data_ptr(&self) -> usize {
+        self.address
+    }
+
     #[getter]
     fn shape(&self) -> Vec<i64> {
         self.shape.clone()
