@@ -248,6 +248,20 @@ async def test_a_model_goes_to_those_that_serve_it() -> None:
             assert by_query.header("x-sglang-omni-worker") == two.url
 
 
+async def test_a_model_is_the_same_however_it_is_spelled() -> None:
+    """PHP's encoder writes each slash with a backslash, and URLs of WebSockets have it encoded."""
+    async with replicas(None, None) as [one, two]:
+        set_models(one, "org/a")
+        set_models(two, "org/b é")
+        async with router(one, two) as url:
+            await until_known(url, ["org/a"], ["org/b é"])
+            bodies = ['{"model":"org/b é"}', r'{"model":"org\/b \u00e9"}', r'{"model":"org\u002fb é"}']
+            queries = ["model=org/b%20%C3%A9", "x=1&model=org%2fb+%c3%a9"]
+            answers = [await post(url, body.encode()) for body in bodies]
+            answers += [await get(url, f"/v1/realtime?{query}") for query in queries]
+            assert [answer.header("x-sglang-omni-worker") for answer in answers] == [two.url] * 5
+
+
 async def test_workers_that_are_alike_decide_for_themselves() -> None:
     # SGLang, for one, takes any name for its one model.
     async with replicas(None, None) as [one, two]:

@@ -1,13 +1,15 @@
 //! Reads a request's JSON body for routing: its model, its user, and the text that the model would see.
 
+use std::borrow::Cow;
+
 use crate::key::json::Cursor;
 use crate::key::media;
 
-/// The other parts of a body than its text: slices of the body, with their escapes.
+/// The other parts of a body than its text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Scan<'a> {
-    pub model: &'a [u8],
-    /// `prompt_cache_key`, or else `user`.
+    pub model: Cow<'a, [u8]>,
+    /// `prompt_cache_key`, or else `user`; with its escapes.
     pub user: &'a [u8],
     /// Whether the text has hashes instead of media.
     pub has_media: bool,
@@ -47,7 +49,7 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
         cursor.peek()?;
         let here = Some(*cursor);
         match name {
-            b"model" => found.model = cursor.string_or_skip()?,
+            b"model" => found.model = unescaped(cursor.string_or_skip()?),
             b"user" => found.user = cursor.string_or_skip()?,
             b"prompt_cache_key" => cache_key = cursor.string_or_skip()?,
             b"lora_path" | b"lora_name" | b"lora_id" | b"adapter" | b"adapter_id" => {
@@ -83,6 +85,18 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
     found.bypasses_cache |= is_set(parts.salt);
     found.has_media = parts.append(key);
     found
+}
+
+/// The text of a JSON string. If its escapes are no JSON, they stay.
+fn unescaped(string: &[u8]) -> Cow<'_, [u8]> {
+    if memchr::memchr(b'\\', string).is_none() {
+        return Cow::Borrowed(string);
+    }
+    let quoted = [b"\"", string, b"\""].concat();
+    match serde_json::from_slice::<String>(&quoted) {
+        Ok(text) => Cow::Owned(text.into_bytes()),
+        Err(_) => Cow::Borrowed(string),
+    }
 }
 
 /// Whether a value is there and is neither null, false nor 0.
@@ -232,12 +246,24 @@ mod tests {
         assert_eq!(
             found,
             Scan {
-                model: b"m",
+                model: Cow::Borrowed(b"m"),
                 user: b"u1",
                 ..Scan::default()
             }
         );
         assert_eq!(text, br#"say \"hi\" \u00e9"#);
+    }
+
+    #[test]
+    fn a_model_is_the_same_however_it_is_spelled() {
+        let model = |body: &str| scan(body.as_bytes(), &mut Vec::new()).model.into_owned();
+        for spelled in ["org/é\"", r#"org\/\u00e9""#, r#"\u006frg/\u00E9""#] {
+            assert_eq!(
+                model(&format!("{{\"model\":\"{spelled}}}")),
+                "org/é".as_bytes()
+            );
+        }
+        assert_eq!(model(r#"{"model":"a\x"}"#), br"a\x");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Keeps track of the models that each worker serves. Workers are asked again and again, since adapters come and go at
 //! run time. The lists decide where a request may go only if they differ.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use sglang_omni_policy::key::scan::scan;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::base::clock::{self, TICK};
+use crate::base::percent;
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::health_flags::Health;
 use crate::fleet::worker::{Fleet, Worker};
@@ -90,7 +92,8 @@ impl Models {
         if !self.differ() {
             return None;
         }
-        let model = named(parts, scan(body, &mut Vec::new()).model);
+        let in_body = scan(body, &mut Vec::new()).model;
+        let model = &*named(parts, &in_body);
         let is_unknown = || {
             let fleet = self.fleet.read();
             let serving = Serving::of(&fleet, model);
@@ -147,15 +150,17 @@ fn names(models: &[Value]) -> Vec<String> {
 }
 
 /// The model that a request names in its body, or else in its query; empty if it names none.
-pub fn named<'a>(parts: &'a Parts, in_body: &'a [u8]) -> &'a [u8] {
-    let query = parts.uri.query().unwrap_or_default();
-    match in_body {
-        b"" => query
-            .split('&')
-            .find_map(|pair| pair.strip_prefix("model="))
-            .unwrap_or_default()
-            .as_bytes(),
-        model => model,
+pub fn named<'a>(parts: &'a Parts, in_body: &'a [u8]) -> Cow<'a, [u8]> {
+    if !in_body.is_empty() {
+        return Cow::Borrowed(in_body);
+    }
+    let mut pairs = parts.uri.query().unwrap_or_default().split('&');
+    let model = pairs.find_map(|pair| pair.strip_prefix("model="));
+    match model.unwrap_or_default() {
+        model if model.contains(['%', '+']) => {
+            Cow::Owned(percent::decode(&model.replace('+', " ")).into_bytes())
+        }
+        model => Cow::Borrowed(model.as_bytes()),
     }
 }
 

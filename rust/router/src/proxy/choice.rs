@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use hyper::header::HeaderName;
 use hyper::http::request::Parts;
-use sglang_omni_policy::key::scan::scan;
+use sglang_omni_policy::key::scan::{Scan, scan};
 use sglang_omni_policy::{Claim, RequestKey};
 
 use crate::fleet::health_flags::{Demotion, HealthFlags};
@@ -36,22 +36,23 @@ pub fn choose<'a>(
     key.clear();
     let by_model = proxy.models.differ();
     let mut request = RequestKey::default();
+    let mut found = Scan::default();
     if by_model || proxy.policy.reads_request() {
-        let found = scan(body, key);
+        found = scan(body, key);
         let session = parts
             .headers
             .get(SESSION_HEADER)
             .map_or(found.user, |value| value.as_bytes());
         request = RequestKey {
             text: key,
-            model: found.model,
+            model: &found.model,
             session,
             is_incomparable: found.has_media || found.is_cut || found.bypasses_cache,
         };
     }
     model.clear();
     if by_model {
-        model.extend_from_slice(models::named(parts, request.model));
+        model.extend_from_slice(&models::named(parts, &found.model));
     }
     if !find_eligible(&fleet, tried, Serving::of(&fleet, model), eligible) {
         return None;
