@@ -6,6 +6,7 @@ import json
 import socket
 from typing import Any
 
+import aiohttp
 import pytest
 from router_harness import (
     Answer,
@@ -205,6 +206,17 @@ async def test_other_machines_need_the_admin_key() -> None:
         async with router(one, host="0.0.0.0", admin_api_key="admin") as url:
             outside = url.replace("0.0.0.0", str(own_address()))
             assert (await ask(outside, "GET /workers", bearer("admin"))).status == 200
+
+
+async def test_a_proxys_loopback_address_is_not_this_machine() -> None:
+    """A sidecar takes what comes from elsewhere, and asks from 127.0.0.6."""
+    async with replicas(None) as [one], router(one) as url:
+        for source, expected in (("127.0.0.6", 403), ("127.0.0.1", 200)):
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(source, 0))) as client,
+                client.get(f"{url}/workers") as answer,
+            ):
+                assert answer.status == expected, source
 
 
 async def test_the_admin_key_is_not_shown_to_workers() -> None:

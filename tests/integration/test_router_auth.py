@@ -72,6 +72,51 @@ async def test_workers_see_the_clients_key_unless_they_have_their_own() -> None:
             ]
 
 
+NAMED = "Connection: close, X-Request-Id, authorization, x-sglang-omni-owner, x-mine\r\nX-Mine: 1\r\n"
+
+
+async def test_a_client_cannot_strike_out_what_the_router_adds() -> None:
+    """``Connection`` names headers that end here: the client's own, before the router adds any."""
+    options = {"api_key": ["mine"], "worker_api_key": "theirs"}
+    async with replicas(None) as [replica], router(replica, **options) as url:
+        assert (await post(url, headers=bearer("mine"))).status == 200
+        whole = replica.seen[-1]
+        keyed = NAMED.replace("authorization, ", "") + bearer("mine")
+        assert (await post(url, headers=keyed)).status == 200
+        seen = replica.seen[-1]
+        assert seen.header("authorization") == "Bearer theirs"
+        assert seen.header("x-sglang-omni-owner") == whole.header("x-sglang-omni-owner")
+        assert seen.header("x-request-id")
+        assert seen.header("x-mine") is None
+        # A key that is struck out is not shown.
+        assert_unauthorized(await post(url, headers=NAMED + bearer("mine")), "an API key is needed")
+
+
+LEADING_OUT = (
+    "../server_info",
+    "a/../../metrics",
+    "%2e%2e/metrics",
+    ".%2E/x",
+    "..;/x",
+    "a%2fb",
+    "./x",
+    "..\\x",
+)
+
+
+async def test_a_page_is_shown_without_a_key_and_without_the_workers() -> None:
+    options = {"api_key": ["mine"], "worker_api_key": "theirs"}
+    async with replicas(None) as [replica], router(replica, **options) as url:
+        for path in ("/", "/page/app.js", "/page/css/main-1.css"):
+            for headers, shown in (("", None), (bearer("wrong"), None), (bearer("mine"), "Bearer theirs")):
+                assert (await get(url, path, headers)).status == 200
+                assert replica.seen[-1].header("authorization") == shown, path
+        before = len(replica.seen)
+        for name in LEADING_OUT:
+            assert_unauthorized(await get(url, f"/page/{name}"), "an API key is needed")
+        assert len(replica.seen) == before
+
+
 async def test_a_page_shows_its_key_among_the_protocols_of_its_websocket() -> None:
     """A browser's WebSocket has no other header that a page may fill."""
 

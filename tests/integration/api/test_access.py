@@ -149,6 +149,16 @@ async def test_without_an_admin_key_other_machines_do_not(keys: tuple[str, ...])
             assert code_of(answer) == (403, "admin_key_needed")
 
 
+@pytest.mark.parametrize("source", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "127.0.0.6"])
+async def test_a_proxys_loopback_address_is_not_this_machine(source: str) -> None:
+    transport = httpx.ASGITransport(create_app(None, access=Access()), client=(source, 4711))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        answer = await http.post("/flush_cache", headers={"origin": "http://elsewhere"})
+        # A page may not change anything; that is found out only after the source was accepted.
+        expected = "admin_key_needed" if source == "127.0.0.6" else "cross_site_request"
+        assert code_of(answer) == (403, expected)
+
+
 async def test_administration_goes_by_a_known_name(keyless: Served, keyed: Served) -> None:
     port = keyless.base_url.rpartition(":")[2]
     for host, known in (

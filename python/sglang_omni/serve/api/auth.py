@@ -33,6 +33,8 @@ _SESSION_PATHS = frozenset({"/v1/realtime", "/v1/realtime/calls"})
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 # A GET that makes the model work.
 _PROBE = "/health_generate"
+# Proxies on this machine use other loopback addresses as the source of what comes from elsewhere.
+_HERE = (ipaddress.IPv4Address("127.0.0.1"), ipaddress.IPv6Address("::1"))
 _FROM_ELSEWHERE = ("forwarded", "x-forwarded-for", "via")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -180,9 +182,7 @@ def _is_local(scope: Scope, headers: Headers) -> bool:
     """Whether the request comes from this machine and no proxy has forwarded it."""
     peer = scope.get("client")
     address = _address(peer[0]) if peer else None
-    return (
-        address is not None and address.is_loopback and not any(name in headers for name in _FROM_ELSEWHERE)
-    )
+    return address in _HERE and not any(name in headers for name in _FROM_ELSEWHERE)
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

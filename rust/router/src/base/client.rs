@@ -44,6 +44,7 @@ pub struct Client {
     /// When the phase began, or, while bytes are waited for, when the last ones were transferred.
     since: AtomicU32,
     is_late: AtomicBool,
+    has_left: AtomicBool,
     /// Whether the worker has been asked for more of the answer than it has sent.
     awaits_answer: AtomicBool,
     /// Whether only a reset tells the client that its answer is not whole.
@@ -146,6 +147,16 @@ impl Client {
     /// Whether the client has kept the router waiting for too long.
     pub fn is_late(&self) -> bool {
         self.is_late.load(Relaxed)
+    }
+
+    /// Notes that the client has closed its side, so that nobody waits for the answer.
+    pub fn leaves(&self) {
+        self.has_left.store(true, Relaxed);
+        self.wake();
+    }
+
+    pub fn has_left(&self) -> bool {
+        self.has_left.load(Relaxed)
     }
 
     /// Checks, once a tick, how long the connection has waited; after more than `limit` it is late.

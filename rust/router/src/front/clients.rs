@@ -2,12 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::client::{Client, Phase};
 use crate::base::clock::{self, LaneClock, Tick};
+use crate::front::hangups;
 
 /// How long a client may take, in ticks.
 pub struct ClientLimits {
@@ -43,18 +45,21 @@ impl ClientLimits {
 /// The open client connections of a lane.
 #[derive(Default)]
 pub struct Clients {
-    open: RefCell<HashMap<u64, Arc<Client>>>,
+    open: RefCell<HashMap<u64, (Arc<Client>, RawFd)>>,
     entered: Cell<u64>,
     are_leaving: Cell<bool>,
     are_dismissed: Cell<bool>,
 }
 
 impl Clients {
-    pub fn enter(self: &Rc<Self>) -> ClientGuard {
+    /// Notes a connection on a socket, which stays open at least until the guard is dropped.
+    pub fn enter(self: &Rc<Self>, socket: RawFd) -> ClientGuard {
         let number = self.entered.get();
         self.entered.set(number + 1);
         let client = Client::new();
-        self.open.borrow_mut().insert(number, client.clone());
+        self.open
+            .borrow_mut()
+            .insert(number, (client.clone(), socket));
         ClientGuard {
             clients: self.clone(),
             number,
@@ -62,11 +67,18 @@ impl Clients {
         }
     }
 
-    /// Wakes the connections that are late by now.
+    /// Wakes the connections that are late by now, and those whose clients do not wait for their answers any more.
     pub fn look_over(&self, look: LaneClock, limits: &ClientLimits) {
-        for client in self.open.borrow().values() {
+        let open = self.open.borrow();
+        let (mut waiting, mut sockets) = (Vec::new(), Vec::new());
+        for (client, socket) in open.values() {
             client.look_over(look, limits.of(client.phase()));
+            if matches!(client.phase(), Phase::Busy | Phase::Blocked | Phase::Answer) {
+                waiting.push(client);
+                sockets.push(*socket);
+            }
         }
+        hangups::find(&sockets, |position| waiting[position].leaves());
     }
 
     /// Has every connection end after the next answer on it.
@@ -83,7 +95,7 @@ impl Clients {
         if self.are_dismissed.replace(true) {
             return;
         }
-        for client in self.open.borrow().values() {
+        for (client, _) in self.open.borrow().values() {
             client.wake();
         }
     }
@@ -108,6 +120,8 @@ impl Drop for ClientGuard {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -119,7 +133,8 @@ mod tests {
             answer: None,
         };
         let clients = Rc::new(Clients::default());
-        let entry = clients.enter();
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let entry = clients.enter(socket.as_raw_fd());
         let start = entry.client.since();
         let mut look = LaneClock::default();
         let mut is_late_at = |now| {

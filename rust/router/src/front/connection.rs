@@ -5,6 +5,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::iter;
 use std::net::{SocketAddr, TcpListener as StdListener};
+use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -156,7 +157,7 @@ async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer
     let Some(stream) = secured(&acceptor, stream).await else {
         return;
     };
-    let entry = acceptor.clients.enter();
+    let entry = acceptor.clients.enter(stream.socket().as_raw_fd());
     let client = &entry.client;
     let service = service_fn(|request| respond(&acceptor, client, peer, request));
     let io = TokioIo::new(ClientIo::new(stream, client.clone()));
@@ -166,6 +167,9 @@ async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer
     let mut is_leaving = false;
     poll_fn(|cx| {
         client.is_driven_by(cx.waker());
+        if client.has_left() {
+            return Poll::Ready(());
+        }
         // If a client is late with a body, the reader of the body tells it so.
         if client.is_late() && !matches!(client.phase(), Phase::Body | Phase::Answer) {
             return Poll::Ready(());
@@ -217,6 +221,7 @@ async fn respond(
     mut request: Request<Incoming>,
 ) -> Result<Response<ReplyBody>, Infallible> {
     client.begins();
+    forwarding::strike_named(request.headers_mut());
     let Acceptor { front, lane, .. } = acceptor;
     let id = gate::identify(&front.gate, &acceptor.request_ids, &mut request);
     let mut record = Box::new(RequestRecord::begin(

@@ -100,12 +100,14 @@ pub fn authenticate(
     request.headers_mut().remove(OWNER);
     let is_admin = keys.is_admin(request.headers());
     record.sees_urls = is_admin || gate.shows_urls;
+    // A worker's key is not lent to those who need a key here and show none.
+    let mut lends_key = true;
     if access::is_administrative(request.uri().path()) {
         access::allow(gate, record.peer, request)?;
     } else if keys.are_needed() {
         match keys.owner(request.headers()).cloned() {
             Some(owner) => drop(request.headers_mut().insert(OWNER, owner)),
-            None if is_open(request) => {}
+            None if is_open(request) => lends_key = false,
             None => return Err(no_key(request)),
         }
     } else if may_act(request) && cross_site::is_foreign(request.headers(), &gate.cors) {
@@ -115,7 +117,10 @@ pub fn authenticate(
              give clients a key (--api-key)",
         ));
     }
-    if let Some(key) = &keys.worker {
+    if !lends_key {
+        request.headers_mut().remove(AUTHORIZATION);
+        protocol_key::hide(request.headers_mut());
+    } else if let Some(key) = &keys.worker {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
         protocol_key::hide(request.headers_mut());
     } else if is_admin && keys.owner(request.headers()).is_none() {
@@ -146,8 +151,17 @@ fn may_act(request: &Request<Incoming>) -> bool {
     ) || forwarding::wants_upgrade(request.headers())
 }
 
+/// A worker's page has its parts side by side. Any other name below it might lead out of it again, as the worker or a
+/// proxy before it reads dots, encoded ones or several slashes.
+fn is_page_part(path: &str) -> bool {
+    path.strip_prefix(PAGE_PARTS).is_some_and(|name| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
+        name.bytes().all(is_plain) && name.split('/').all(|part| !part.starts_with('.'))
+    })
+}
+
 fn is_open(request: &Request<Incoming>) -> bool {
     let path = request.uri().path();
-    (OPEN_PATHS.contains(&path) || path.starts_with(PAGE_PARTS))
+    (OPEN_PATHS.contains(&path) || is_page_part(path))
         && matches!(*request.method(), Method::GET | Method::HEAD)
 }

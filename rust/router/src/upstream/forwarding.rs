@@ -16,6 +16,16 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     UPGRADE,
 ];
 
+/// What a client cannot have removed by naming it in `Connection`.
+const KEPT: [HeaderName; 6] = [
+    CONTENT_LENGTH,
+    HeaderName::from_static("forwarded"),
+    HOST,
+    TRANSFER_ENCODING,
+    VIA,
+    HeaderName::from_static("x-forwarded-for"),
+];
+
 /// Whether a message asks to change protocols. An offer of HTTP/2 (`h2c`, which some clients send with every request)
 /// is ignored, as it may be.
 pub fn wants_upgrade(headers: &HeaderMap) -> bool {
@@ -31,6 +41,34 @@ fn connection_names(headers: &HeaderMap) -> impl Iterator<Item = &str> {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .map(str::trim)
+}
+
+/// Removes the headers that `Connection` names, before the router adds any of its own: a client may name those too. What
+/// is left of it are its options, which this hop itself understands. Headers that say where a request comes from, and
+/// those that frame it, cannot be named.
+pub fn strike_named(headers: &mut HeaderMap) {
+    const OPTIONS: [&str; 3] = ["close", "keep-alive", "upgrade"];
+    let is_option = |name: &str| OPTIONS.iter().any(|known| name.eq_ignore_ascii_case(known));
+    if connection_names(headers).all(is_option) {
+        return;
+    }
+    let all = connection_names(headers).map(str::to_ascii_lowercase);
+    let (options, named): (Vec<_>, Vec<_>) = all.partition(|name| is_option(name));
+    let goes = |name: &HeaderName| {
+        name == CONNECTION
+            || (!KEPT.contains(name) && named.iter().any(|named| named == name.as_str()))
+    };
+    // A new map, in which the others keep their order.
+    let mut kept = HeaderMap::with_capacity(headers.keys_len());
+    for (name, value) in headers.iter().filter(|(name, _)| !goes(name)) {
+        kept.append(name.clone(), value.clone());
+    }
+    if let Ok(left) = HeaderValue::try_from(options.join(", "))
+        && !left.is_empty()
+    {
+        kept.insert(CONNECTION, left);
+    }
+    *headers = kept;
 }
 
 /// Whether the body's framing can be removed here. Other codings are part of the body, and the header that names them
@@ -161,6 +199,32 @@ mod tests {
         ]));
         let left: Vec<&str> = map.keys().map(HeaderName::as_str).collect();
         assert_eq!(left, ["x-first", "x-kept", "content-length"]);
+    }
+
+    #[test]
+    fn what_connection_names_goes_before_anything_is_added() {
+        let mut map = headers(&[
+            ("connection", "X-Secret, Upgrade"),
+            (
+                "connection",
+                "x-forwarded-for, content-length,, authorization",
+            ),
+            ("x-secret", "1"),
+            ("x-forwarded-for", "10.0.0.1"),
+            ("content-length", "3"),
+            ("authorization", "Bearer k"),
+            ("upgrade", "websocket"),
+        ]);
+        strike_named(&mut map);
+        assert!(wants_upgrade(&map));
+        map.insert("x-secret", HeaderValue::from_static("the router's"));
+        let map = request_headers(map);
+        let mut left: Vec<&str> = map.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["content-length", "x-forwarded-for", "x-secret"]);
+        let mut map = headers(&[("connection", "te")]);
+        strike_named(&mut map);
+        assert!(map.is_empty());
     }
 
     #[test]
