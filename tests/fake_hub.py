@@ -19,7 +19,7 @@ SHA = "5" * 40
 class FakeHub(ThreadingHTTPServer):
     """
     Attributes:
-        requests: How often each path was asked for.
+        requests: How often each path was asked for; ``PART`` is the method of a request for some bytes.
         tokens: The authorizations that came.
         sent: Bytes of files that were sent, by their names.
     """
@@ -52,7 +52,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.server.requests[f"{self.command} {path}"] += 1
+        method = "PART" if "range" in self.headers else self.command
+        self.server.requests[f"{method} {path}"] += 1
         self.server.tokens.add(self.headers.get("authorization") or "")
         words = path.strip("/").split("/")
         if words[:2] == ["api", "models"]:

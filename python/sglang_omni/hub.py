@@ -119,7 +119,7 @@ def download(
     """The directory of a repository's files, which are downloaded unless they are in the cache.
 
     No weights are fetched twice: of copies in several layouts or precisions only the one that is read.
-    Inside of ``outlines_only`` no weights are fetched at all.
+    Inside of ``outlines_only`` no weights are fetched, unless they are to be ``complete``.
     Progress bars are huggingface_hub's, in a terminal.
 
     Args:
@@ -131,11 +131,18 @@ def download(
     Raises:
         HubError: It cannot be had; the text says why and what to do.
     """
-    wanted = _plan(repo_id, revision, own_files, weights=weights)
-    if weights and (outlines := _outlines.get()) is not None:
+    outlines = _outlines.get()
+    # What has an outline was looked up for it.
+    wanted = None if outlines is None else outlines.plan_of(repo_id)
+    if wanted is None:
+        wanted = _plan(repo_id, revision, own_files, weights=weights)
+    if not weights:
+        wanted = wanted._replace(weights=())
+    if weights and outlines is not None and not outlines.complete:
         return outlines.add(wanted)
-    if missing := [file for file in wanted.files if not file.cached]:
-        logger.info("%s: downloading %d files, %.2f GB", repo_id, len(missing), wanted.missing_size / 1e9)
+    if missing := [file for file in wanted.files if not (wanted.directory / file.name).is_file()]:
+        gigabytes = sum(file.size for file in missing) / 1e9
+        logger.info("%s: downloading %d files, %.2f GB", repo_id, len(missing), gigabytes)
     with _explained(repo_id, revision):
         # By its patterns: without a network only huggingface_hub knows which settings the cache lacks.
         _snapshot(repo_id, wanted.commit, [*_SETTINGS, *(glob.escape(file.name) for file in wanted.weights)])
@@ -146,10 +153,14 @@ def download(
 class Outlines:
     """Directories that look like downloaded checkpoints, whose weights are headers before holes.
 
+    Of a repository whose weights are in the cache, the directory is the cache's.
+
     Attributes:
         plans: What serving each would have fetched.
         places: The id of the repository of each directory.
         unseen: Paths of files of which nothing was fetched.
+        broken: True if headers could not be fetched, of weights that perhaps can.
+        complete: Set to True for whole checkpoints instead, without looking up again what has an outline.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -157,6 +168,22 @@ class Outlines:
         self.plans: list[DownloadPlan] = []
         self.places: dict[Path, str] = {}
         self.unseen: list[Path] = []
+        self.broken = False
+        self.complete = False
+
+    @property
+    def missing_size(self) -> int:
+        """Bytes that serving them would still fetch."""
+        return sum(plan.missing_size for plan in self.plans if plan.directory not in self.places)
+
+    def plan_of(self, repo_id: str) -> DownloadPlan | None:
+        return next((plan for plan in self.plans if plan.repo_id == repo_id), None)
+
+    def named(self, text: str) -> str:
+        """A text that names repositories, and not where their outlines are."""
+        for place, repo_id in self.places.items():
+            text = text.replace(str(place), repo_id)
+        return text
 
     def add(self, wanted: DownloadPlan) -> Path:
         """The directory of a repository's outline. Fetches its settings, and the headers of its weights.
@@ -164,27 +191,33 @@ class Outlines:
         Raises:
             HubError: It cannot be had.
         """
-        outline = self._folder / wanted.repo_id.replace("/", "--")
-        if outline in self.places:
-            return outline
-        self.places[outline] = wanted.repo_id
+        for place, repo_id in self.places.items():
+            if repo_id == wanted.repo_id:
+                return place
         self.plans.append(wanted)
         names = [*_SETTINGS, *(glob.escape(f.name) for f in wanted.weights if f.cached or _is_small(f))]
         with _explained(wanted.repo_id, None):
-            here = _snapshot(wanted.repo_id, wanted.commit, names)
-            for name in _everything(here):
-                (outline / name).parent.mkdir(parents=True, exist_ok=True)
-                (outline / name).symlink_to(here / name)
-            with ThreadPoolExecutor(_HEADERS_AT_ONCE) as pool:
-                far = [file for file in wanted.weights if not (outline / file.name).exists()]
-                for file, header in zip(far, pool.map(partial(_header, wanted), far), strict=True):
-                    path = outline / file.name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(header)
-                    os.truncate(path, file.size)
-                    if not header:
-                        self.unseen.append(path)
-        return outline
+            place = here = _snapshot(wanted.repo_id, wanted.commit, names)
+            if far := [file for file in wanted.weights if not (here / file.name).exists()]:
+                place = self._folder / wanted.repo_id.replace("/", "--")
+                self._write(place, here, wanted, far)
+        self.places[place] = wanted.repo_id
+        return place
+
+    def _write(self, outline: Path, here: Path, wanted: DownloadPlan, far: Sequence[RepoFile]) -> None:
+        for name in _everything(here):
+            (outline / name).parent.mkdir(parents=True, exist_ok=True)
+            (outline / name).symlink_to(here / name)
+        self.broken = True
+        with ThreadPoolExecutor(_HEADERS_AT_ONCE) as pool:
+            for file, header in zip(far, pool.map(partial(_header, wanted), far), strict=True):
+                path = outline / file.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(header)
+                os.truncate(path, file.size)
+                if not header:
+                    self.unseen.append(path)
+        self.broken = False
 
 
 _outlines: ContextVar[Outlines | None] = ContextVar("outlines", default=None)
@@ -192,11 +225,11 @@ _HEADERS_AT_ONCE = 8
 
 
 @contextmanager
-def outlines_only(folder: Path) -> Iterator[Outlines]:
-    """In it, ``download`` gives outlines in ``folder`` instead of weights: for checks of what is there."""
-    token = _outlines.set(outlines := Outlines(folder))
+def outlines_only(outlines: Outlines) -> Iterator[None]:
+    """In it, ``download`` gives outlines instead of weights: for checks of what is there."""
+    token = _outlines.set(outlines)
     try:
-        yield outlines
+        yield
     finally:
         _outlines.reset(token)
 
@@ -245,18 +278,37 @@ def _plan(repo_id: str, revision: str | None, own_files: OwnFiles, *, weights: b
         )
         directory = _snapshot(repo_id, revision, _FIRST)
         files, unreachable = _listing(repo_id, directory)
-    small = tuple(files[name] for name in _matching(files, _SETTINGS))
-    if not weights:
-        return DownloadPlan(repo_id, directory, small, ())
     try:
-        names = _weights(directory, files, own_files)
-        if absent := [name for name in names if name not in files]:
-            raise FileNotFoundError(f"it lacks {', '.join(absent)}, which its index of weights lists")
+        return choose(repo_id, directory, files, own_files, weights=weights)
     except (FileNotFoundError, ValueError) as exc:
         if unreachable is not None:
             with _explained(repo_id, revision):
                 raise unreachable from None
         raise HubError(f"{repo_id} cannot be served: {exc}") from exc
+
+
+def choose(
+    repo_id: str,
+    directory: Path,
+    files: Mapping[str, RepoFile],
+    own_files: OwnFiles = _none,
+    *,
+    weights: bool = True,
+) -> DownloadPlan:
+    """What serving a repository fetches of its ``files``.
+
+    Args:
+        directory: With its config.json, and the index of its weights if it has one.
+        files: All of its files, by name.
+        own_files, weights: As of ``download``.
+
+    Raises:
+        FileNotFoundError, ValueError: It holds no weights that are read here; the text says why.
+    """
+    small = tuple(files[name] for name in _matching(files, _SETTINGS))
+    names = _weights(directory, files, own_files) if weights else []
+    if absent := [name for name in names if name not in files]:
+        raise FileNotFoundError(f"it lacks {', '.join(absent)}, which its index of weights lists")
     return DownloadPlan(repo_id, directory, small, tuple(files[name] for name in names))
 
 

@@ -245,17 +245,13 @@ def _without_number(exc: OSError) -> str:
 
 def _plan(args: argparse.Namespace) -> PipelinePlan:
     """The plan of the pipeline that the flags describe; raises what ``_serve`` tells."""
-    from sglang_omni.serve.launch.checks import Checks, check_pipeline
+    from sglang_omni.serve.launch.planning import checked_plan
     from sglang_omni.serve.launch.preflight import check_system
 
     check_system()
     if given_parts(args):
-        config = load_cascade(args)
-    else:
-        config = load_pipeline(args.model_path, args.config, args.revision)
-    plan = check_pipeline(config, args, Checks())
-    assert plan is not None, "a check that fails ends a start"
-    return plan
+        return checked_plan(partial(load_cascade, args), args)
+    return checked_plan(partial(load_pipeline, args.model_path, args.config, args.revision), args)
 
 
 def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:

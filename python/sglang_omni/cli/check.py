@@ -21,7 +21,6 @@ from sglang_omni.serve.launch.health_flags import add_health_flags
 from sglang_omni.serve.launch.model_flags import add_model_flags
 
 if TYPE_CHECKING:
-    from sglang_omni.diagnosis import Finding
     from sglang_omni.gpus import Gpu
     from sglang_omni.hub import Outlines
     from sglang_omni.serve.launch.checks import Checks
@@ -35,18 +34,18 @@ def main(argv: Sequence[str], *, prog: str) -> int:
     args = _parser(prog).parse_args(argv)
     # Imported late, so that --help is fast.
     from sglang_omni.gpus import assuming
-    from sglang_omni.hub import outlines_only
+    from sglang_omni.hub import Outlines, outlines_only
     from sglang_omni.serve.launch.checks import Checks
 
     checks = Checks(go_on=True)
     with (
         _quiet(),
         tempfile.TemporaryDirectory(prefix="sgl-omni-check-") as folder,
-        outlines_only(Path(folder)) as outlines,
+        outlines_only(outlines := Outlines(Path(folder))),
         nullcontext() if args.gpus is None else assuming(args.gpus),
     ):
         _check(args, checks, outlines)
-    findings = [_by_repo(finding, outlines) for finding in checks.findings]
+    findings = [replace(finding, text=outlines.named(finding.text)) for finding in checks.findings]
     if args.json:
         files = [file for plan in outlines.plans for file in plan.files]
         print(
@@ -92,7 +91,7 @@ def _parser(prog: str) -> CommandParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
     parser.add_argument(
         "--gpus",
-        type=_gpus,
+        type=gpus_of,
         metavar="NxSIZE",
         help="count for these GPUs instead of this machine's, as in 2x24GB; 0 for none",
     )
@@ -106,7 +105,7 @@ def _parser(prog: str) -> CommandParser:
     return parser
 
 
-def _gpus(text: str) -> list[Gpu]:
+def gpus_of(text: str) -> list[Gpu]:
     """For ``type=``: ``2x24GB``, ``80GB`` or ``0``."""
     from sglang_omni.gpus import Gpu
 
@@ -135,14 +134,6 @@ def _check(args: argparse.Namespace, checks: Checks, outlines: Outlines) -> None
     if config is not None:
         check_pipeline(config, args, checks, assumed=args.gpus is not None)
         check_model(config, checks, unseen=outlines.unseen)
-
-
-def _by_repo(finding: Finding, outlines: Outlines) -> Finding:
-    """A finding that names repositories of the hub, and not where their outlines were."""
-    text = finding.text
-    for place, repo_id in outlines.places.items():
-        text = text.replace(str(place), repo_id)
-    return replace(finding, text=text)
 
 
 if __name__ == "__main__":

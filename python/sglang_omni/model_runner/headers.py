@@ -6,13 +6,19 @@ notes what it would refuse. So no second list of names is kept. Imports no torch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 DEVICE = "meta"
+_Built = TypeVar("_Built")
+
+
+class LacksTensor(ValueError):
+    """A tensor is not in its checkpoint. What else is missing there is not known yet."""
 
 
 class NotCompared(Exception):
@@ -38,6 +44,19 @@ class HeaderReport:
     unexpected: dict[Path, list[str]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
+    def faults(self) -> list[str]:
+        """A sentence about each checkpoint with other names of tensors, and each tensor of another shape."""
+        named = [
+            lacks(directory, sorted(set(names)), sorted(set(self.unexpected.get(directory, ()))))
+            for directory, names in self.missing.items()
+        ]
+        named += [
+            has_more(directory, sorted(set(names)))
+            for directory, names in self.unexpected.items()
+            if directory not in self.missing
+        ]
+        return [*named, *self.wrong[:5]]
+
 
 _report: ContextVar[HeaderReport | None] = ContextVar("header_report", default=None)
 
@@ -57,18 +76,43 @@ def header_report() -> HeaderReport | None:
     return _report.get()
 
 
-def lacks(directory: Path, names: list[str]) -> str:
-    """Why a checkpoint without these tensors is refused."""
+def naming_all(build: Callable[[], _Built]) -> _Built:
+    """What ``build`` makes of a checkpoint.
+
+    Raises:
+        ValueError: The checkpoint lacks tensors; the text is about all of them, as that of ``faults``.
+        Exception: Whatever ``build`` raises.
+    """
+    try:
+        return build()
+    except LacksTensor as first:
+        try:
+            with headers_only() as report:
+                build()
+        except Exception:  # noqa: BLE001
+            # Only what is in headers can be looked at again.
+            raise first from None
+        raise ValueError("; ".join(report.faults()) or str(first)) from first
+
+
+def lacks(directory: Path, names: list[str], instead: list[str] | None = None) -> str:
+    """Why a checkpoint without these tensors is refused, which may have others ``instead``."""
     what = f"the tensor {names[0]!r}" if len(names) == 1 else f"{len(names)} tensors: {_some(names)}"
+    if instead:
+        return f"checkpoint {directory} lacks {what}; and has {_unknown(instead)}"
     return f"checkpoint {directory} lacks {what}; download it again, with the config.json that belongs to it"
 
 
 def has_more(directory: Path, names: list[str]) -> str:
     """Why a checkpoint with these tensors is refused."""
+    return f"checkpoint {directory} has {_unknown(names)}"
+
+
+def _unknown(names: list[str]) -> str:
     count = "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
     return (
-        f"checkpoint {directory} has {count} the model lacks: {_some(names)}; it is of another model or "
-        "layout than config.json says: take both from one place"
+        f"{count} the model lacks: {_some(names)}; it is of another model or layout than config.json says: "
+        "take both from one place"
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from tqdm import tqdm
 
-from sglang_omni.model_runner.headers import DEVICE, has_more, header_report, lacks
+from sglang_omni.model_runner.headers import DEVICE, LacksTensor, has_more, header_report, lacks
 from sglang_omni.model_runner.readahead import read_ahead
 from sglang_omni.weight_files import weight_files_in
 
@@ -186,7 +186,7 @@ class Checkpoint:
 
     def _stored(self, name: str) -> Tensor:
         if name not in self:
-            raise ValueError(lacks(self._directory, [name]))
+            raise LacksTensor(lacks(self._directory, [name]))
         path = self._owner[name]
         file = self._open(path)
         if self._report is not None:

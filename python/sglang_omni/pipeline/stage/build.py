@@ -18,6 +18,7 @@ from sglang_omni.config.factory_args import (
     stage_factory_path,
 )
 from sglang_omni.config.imports import signature_of
+from sglang_omni.model_runner.headers import naming_all
 from sglang_omni.pipeline.specs import StageLaunchConfig
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
@@ -112,7 +113,12 @@ def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Schedu
             "model: it does not take tp_rank and tp_size"
         )
     schedulers = [
-        as_scheduler(factory(**arguments), stage=stage.name, factory=path, feeds_stages=bool(stage.stream_to))
+        as_scheduler(
+            naming_all(partial(factory, **arguments)),
+            stage=stage.name,
+            factory=path,
+            feeds_stages=bool(stage.stream_to),
+        )
         for _ in range(stage.num_workers)
     ]
     warm_up(

@@ -51,12 +51,18 @@ class Checks:
                 raise
             self.tell(name, sentence(exc), "fail")
 
-    def tell(self, name: str, text: str, status: Status = "ok") -> None:
-        """Note, or log, what a check found. One fault may fail several checks, and is noted once."""
+    def tell(self, name: str, text: str, status: Status = "ok") -> bool:
+        """Note what a check found, and log it unless others go on.
+
+        Returns:
+            False if it was found before, and is not noted again. One fault may fail several checks.
+        """
+        if any((f.text, f.name if status == "ok" else name) == (text, name) for f in self.findings):
+            return False
+        self.findings.append(Finding(status, name, text))
         if not self._go_on:
             logger.info("%s: %s", name, text)
-        elif status == "ok" or all(finding.text != text for finding in self.findings):
-            self.findings.append(Finding(status, name, text))
+        return True
 
 
 def sentence(exc: BaseException) -> str:
@@ -120,8 +126,8 @@ def check_pipeline(
         with checks.of("weights"):
             check_weights(config.model_path, checks)
     with checks.of("memory"):
-        if (memory := fit_gpus(config, elsewhere=elsewhere)) is not None:
-            checks.tell("memory", memory.summary())
+        memory = fit_gpus(config, elsewhere=elsewhere)
+        if memory is not None and checks.tell("memory", memory.summary()):
             for line in memory.lines():
                 logger.info("%s", line)
         if not elsewhere and (ram := fit_ram(config, args.dp_size)) is not None:
