@@ -4,7 +4,7 @@
 
 FOLDER holds the model's files as they are published, or some of them; ``.gz`` files are read as what they
 hold. Numbers, names and values are kept; vocabularies, chat templates and other texts are not. What is
-written about the model before, such as ``derived`` and sizes, stays.
+written about the model before, such as ``derived``, sizes and shapes, stays.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def facts_of(model_id: str, folder: Path) -> dict[str, Any]:
     for name, path in files.items():
         if name.endswith(".index.json"):
             index = json.loads(_content(path))
-            facts["tensors"] = patterns_of(index["weight_map"])
+            facts["tensors"] = shapes_of(dict.fromkeys(index["weight_map"]))
             facts["total_size"] = index.get("metadata", {}).get("total_size")
             facts["listing"] |= dict.fromkeys(sorted(set(index["weight_map"].values())))
         if name == "vocab.json":
@@ -85,6 +85,20 @@ def _row_pattern(contents: Sequence[str]) -> str:
     step = int(found[1][2]) - int(first)
     span = f"{first}-{found[-1][2]}" + (f"/{step}" if step != 1 else "")
     return f"{before}{{{span}}}{after}"
+
+
+def shapes_of(tensors: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Shapes by patterns of names, from those by names: "151936x2048", or None where they are not known."""
+    names: dict[str | None, list[str]] = defaultdict(list)
+    for name, shape in tensors.items():
+        names[shape].append(name)
+    return dict(sorted((pattern, shape) for shape, same in names.items() for pattern in patterns_of(same)))
+
+
+def _with_shapes(new: Mapping[str, str | None], old: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The patterns of ``new``, with the shapes that were written before: an index tells none."""
+    known = {name: shape for pattern, shape in old.items() for name in expanded(pattern)}
+    return shapes_of({name: known.get(name) for pattern in new for name in expanded(pattern)})
 
 
 def patterns_of(names: Iterable[str]) -> list[str]:
@@ -132,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if old["id"] == args.id:
             listing = {**old.get("listing", {}), **new["listing"]}
             models[place] = {**old, **new, "listing": dict(sorted(listing.items()))}
+            if "tensors" in new:
+                models[place]["tensors"] = _with_shapes(new["tensors"], old.get("tensors", {}))
             break
     else:
         models.append(new)

@@ -1,8 +1,7 @@
 """What is published of each family's models: facts of their files, without their texts and weights.
 
-``models/FAMILY/published.json`` holds them, and ``published_codec.json`` those of a codec that is published
-by itself. Makers of random checkpoints shrink these configs, tests hold loaders against these names, and
-docs/models.md lists these ids: none of them has a config of its own.
+``models/FAMILY/published.json`` holds them. Makers of random checkpoints shrink these configs, tests hold
+loaders against these names, and docs/models.md lists these ids: none of them has a config of its own.
 ``scripts/published_facts.py`` writes the facts of a folder with a model's files.
 
 Imports the standard library only.
@@ -18,12 +17,23 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _MODELS = Path(__file__).parent / "models"
 _RANGE = re.compile(r"\{(\d+)-(\d+)(?:/(\d+))?\}")
 # Of an added token, unless published.json says otherwise.
 TOKEN = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+
+
+_STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+class StoredTensor(NamedTuple):
+    """``dtype`` is safetensors' name, such as ``"BF16"``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,10 @@ class PublishedModel:
         configs: Its small files, parsed, by their names: ``"config.json"`` and others. Vocabularies and chat
             templates are left out.
         listing: Bytes of each file by its name; None if they are not known.
-        tensors: Patterns of the names of its weights: ``{0-47}`` stands for each of these numbers.
+        tensors: Shapes by patterns of the names of its weights: ``{0-47}`` stands for each of these numbers.
+            None for a shape that is not known.
+        dtypes: safetensors' names of the weights' dtypes, by the beginning of their names; the longest
+            beginning counts. Without one it is the dtype in config.json.
         total_size: Bytes of the weights; None if they are not known.
         vocabulary: Tokens without the added ones; None if that is not known.
     """
@@ -46,7 +59,8 @@ class PublishedModel:
     derived: Mapping[str, str] = field(default_factory=dict)
     configs: Mapping[str, Any] = field(default_factory=dict)
     listing: Mapping[str, int | None] = field(default_factory=dict)
-    tensors: tuple[str, ...] = ()
+    tensors: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     total_size: int | None = None
     vocabulary: int | None = None
 
@@ -63,6 +77,23 @@ class PublishedModel:
         """The names of all weights."""
         for pattern in self.tensors:
             yield from expanded(pattern)
+
+    def stored_tensors(self) -> Iterator[StoredTensor]:
+        """All weights.
+
+        Raises:
+            ValueError: The shape of one is not known.
+        """
+        config = self.config()
+        parts = (config, config.get("thinker_config", {}))
+        told = [part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)]
+        dtypes = {"": _STORED[told[0] if told else "float32"], **self.dtypes}
+        for pattern, shape in self.tensors.items():
+            if shape is None:
+                raise ValueError(f"{self.id}: the shape of {pattern} is not known")
+            dtype = dtypes[max(filter(pattern.startswith, dtypes), key=len)]
+            for name in expanded(pattern):
+                yield StoredTensor(name, dtype, shape)
 
     @property
     def added_tokens(self) -> dict[str, int]:
@@ -173,4 +204,10 @@ def _model(added_tokens: Sequence[Mapping[str, Any]] = (), **fields: Any) -> Pub
         configs = fields["configs"]
         tokenizer = {"added_tokens_decoder": decoder, **configs.get("tokenizer_config.json", {})}
         fields["configs"] = {**configs, "tokenizer_config.json": tokenizer}
-    return PublishedModel(**{**fields, "tensors": tuple(fields.get("tensors", ()))})
+    return PublishedModel(
+        **{**fields, "tensors": {name: _shape(text) for name, text in fields.get("tensors", {}).items()}}
+    )
+
+
+def _shape(text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else tuple(map(int, text.split("x")))
