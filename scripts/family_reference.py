@@ -1,4 +1,4 @@
-"""Write the table of families in docs/models.md, from ``sglang_omni.families``.
+"""Write the tables in docs/models.md: of families, and of what `sgl-omni check` says of published ids.
 
 Run it after a change there; a test compares its output with the committed file.
 """
@@ -8,21 +8,26 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from published_table import tables
+
 from sglang_omni.families import FAMILIES, Family
 
 OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "models.md"
-_BEGIN = "<!-- families: written by scripts/family_reference.py -->\n"
-_END = "<!-- end of families -->\n"
 
 
 def text() -> str:
-    """The page, with the table of today."""
-    before, _, rest = OUTPUT.read_text(encoding="utf-8").partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    return f"{before}{_BEGIN}\n{table()}\n\n{_END}{after}"
+    """The page, with the tables of today."""
+    page = OUTPUT.read_text(encoding="utf-8")
+    for name, table in (("families", families()), ("published ids", tables())):
+        begin = f"<!-- {name}: written by scripts/family_reference.py -->\n"
+        end = f"<!-- end of {name} -->\n"
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n{table}\n\n{end}{after}"
+    return page
 
 
-def table() -> str:
+def families() -> str:
     """A line for each family."""
     heads = "family, checkpoints, in, out, tasks, engines, compared with: what is equal, random checkpoints"
     head = f"| {heads.replace(', ', ' | ')} |"

@@ -161,7 +161,7 @@ def test_makers_import_no_torch() -> None:
     assert done.stdout.split() == []
 
 
-def test_the_table_in_the_docs_is_what_its_script_writes() -> None:
+def test_the_tables_in_the_docs_are_what_their_script_writes() -> None:
     assert load_script("family_reference").text() == (ROOT / "docs/models.md").read_text(), (
         "run scripts/family_reference.py"
     )

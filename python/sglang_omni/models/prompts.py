@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sglang_omni.answers.chat import ChatPrompts
+from sglang_omni.config.defaults import Default
 from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.schema import PipelineConfig
-from sglang_omni.preprocessing.text import PromptEncoder
+from sglang_omni.preprocessing.text import PromptEncoder, context_limit
 
 
 def prompts_of(config: PipelineConfig, checkpoint: str | Path, *, of_processor: bool = False) -> ChatPrompts:
@@ -19,8 +22,7 @@ def prompts_of(config: PipelineConfig, checkpoint: str | Path, *, of_processor: 
     Raises:
         FileNotFoundError, ValueError: As for ``PromptEncoder`` and ``ChatPrompts``.
     """
-    stage = next(stage for stage in config.stages if stage.name == "preprocess")
-    args = merge_factory_args(stage, config)
+    args = _args_of(config)
     return ChatPrompts(
         PromptEncoder(
             checkpoint,
@@ -31,3 +33,20 @@ def prompts_of(config: PipelineConfig, checkpoint: str | Path, *, of_processor: 
         tool_call_parser=args.get("tool_call_parser"),
         reasoning_parser=args.get("reasoning_parser"),
     )
+
+
+def text_lengths(config: PipelineConfig, checkpoint: str | Path) -> Iterator[Default]:
+    """The context and the length of answers of what ``prompts_of`` describes.
+
+    Raises:
+        FileNotFoundError, ValueError: The checkpoint does not tell it.
+    """
+    given = _args_of(config).get("context_length")
+    own, used = (context_limit(Path(checkpoint), limit) for limit in (None, given))
+    source = "max_position_embeddings of config.json" if own == used else "--context-length"
+    yield Default("context", f"{used:,} tokens of prompt and answer", source)
+    yield Default("length", "to the end of the context", "this server's")
+
+
+def _args_of(config: PipelineConfig) -> dict[str, Any]:
+    return merge_factory_args(next(s for s in config.stages if s.name == "preprocess"), config)

@@ -56,16 +56,8 @@ class PromptEncoder:
         directory = Path(checkpoint)
         tokenizer = load_tokenizer(directory)
         self.tokenizer = TextTokenizer(tokenizer)
-        config = read_json(_required(directory / "config.json"))
-        config = config.get("thinker_config", config)
-        config = config.get("text_config", config)
-        limits = [limit for limit in (config.get("max_position_embeddings"), context_length) if limit]
-        if not limits:
-            raise ValueError(
-                f"{directory / 'config.json'} has no max_position_embeddings: pass context_length"
-            )
-        self.context_length = int(min(limits))
-        self.vocab_size = int(config.get("vocab_size") or tokenizer.get_vocab_size())
+        self.context_length = context_limit(directory, context_length)
+        self.vocab_size = int(_decoder_fields(directory).get("vocab_size") or tokenizer.get_vocab_size())
         settings = read_json(directory / "tokenizer_config.json")
         self.templates = ChatTemplates(
             directory,
@@ -294,6 +286,28 @@ class PromptEncoder:
                     param="stop_token_ids",
                     code="invalid_value",
                 )
+
+
+def context_limit(directory: Path, given: int | None = None) -> int:
+    """The most tokens of a prompt and its answer.
+
+    Args:
+        given: A lower limit than the ``max_position_embeddings`` of the checkpoint in ``directory``.
+
+    Raises:
+        FileNotFoundError, ValueError: There is no ``config.json``, or no limit.
+    """
+    limits = [limit for limit in (_decoder_fields(directory).get("max_position_embeddings"), given) if limit]
+    if not limits:
+        raise ValueError(f"{directory / 'config.json'} has no max_position_embeddings: pass context_length")
+    return int(min(limits))
+
+
+def _decoder_fields(directory: Path) -> dict[str, Any]:
+    config = read_json(_required(directory / "config.json"))
+    config = config.get("thinker_config", config)
+    fields: dict[str, Any] = config.get("text_config", config)
+    return fields
 
 
 def load_tokenizer(checkpoint: str | Path) -> Tokenizer:

@@ -251,12 +251,12 @@ def test_a_random_model_is_told_and_settings_are_sent(proxy: Proxy, seeing: Page
     proxy.answers = [says("Aye.")]
     set_option(seeing, "Temperature", 1.2)
     set_option(seeing, "Longest answer", 33)
-    set_option(seeing, "Voice", "ethan")
+    set_option(seeing, "Voice", "coral")
     seeing.reload()
     ask(seeing, "Hm?")
     answer(seeing)
     body = proxy.asked[0]
-    assert (body["temperature"], body["max_tokens"], body["audio"]["voice"]) == (1.2, 33, "ethan")
+    assert (body["temperature"], body["max_tokens"], body["audio"]["voice"]) == (1.2, 33, "coral")
     seeing.get_by_role("button", name="Settings").click()
     seeing.get_by_label("Longest answer").fill("0")
     expect(seeing.get_by_text("Give a whole number from 1 to 100000.")).to_be_visible()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.defaults import Default, first_voice, in_words
 from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
@@ -16,6 +17,8 @@ from sglang_omni.models.fish_s2_pro.voices import DEFAULT_VOICE, find_voices
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.fish_s2_pro"
+# Some 48 s.
+MAX_PASSAGE_FRAMES = 1024
 _MODELS = ("voice_encoder", "dual_ar", "codec")
 
 
@@ -78,6 +81,21 @@ class FishS2PipelineConfig(PipelineConfig):
         """The model's own choice, and the recordings in ``preprocess.voices_dir``."""
         folder = merge_factory_args(self.stage("preprocess"), self).get("voices_dir")
         return (DEFAULT_VOICE, *(find_voices(folder) if folder else ()))
+
+    def defaults(self) -> Iterator[Default]:
+        """How a text is spoken if a request says nothing of it."""
+        # They bring torch.
+        from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
+        from sglang_omni.models.fish_s2_pro.dual_ar import DEFAULTS
+
+        args = merge_factory_args(self.stage("dual_ar"), self)
+        yield Default("sampling", in_words(DEFAULTS), "its authors' code")
+        most = args.get("max_passage_frames") or MAX_PASSAGE_FRAMES
+        yield Default("length", f"{most:,} frames of each passage", "max_passage_frames of the stage dual_ar")
+        context = FishS2Checkpoint.from_dir(self.model_path).slow.max_position_embeddings
+        spoken = f"{context:,} tokens and frames of a passage and its speech"
+        yield Default("context", spoken, "max_seq_len of config.json")
+        yield first_voice(self.voices, "the model makes it up")
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What a stage wants of a GPU; ``config.memory`` asks."""

@@ -22,7 +22,7 @@ from sglang_omni.proto.tasks import TokenUsage
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 # Sampling parameters of a request that sets none.
-_DEFAULTS = {"temperature": 0.8, "top_p": 0.8, "top_k": 30}
+DEFAULTS = {"temperature": 0.8, "top_p": 0.8, "top_k": 30}
 # The authors' own.
 _REPETITION = RepetitionRule(window=10, temperature=1.0, top_p=0.9)
 # Of earlier passages in a prompt, 71 s.
@@ -99,7 +99,7 @@ class DualAR:
         data: SpeechInput = payload.data
         params = stage_params(payload.request, "dual_ar")
         given = {name: value for name, value in params.items() if value is not None}
-        sampling = RequestSampling.from_params({**_DEFAULTS, **given})
+        sampling = RequestSampling.from_params({**DEFAULTS, **given})
         sampling = replace(sampling, filters_first=FILTERS_FIRST)
         if sampling.ignore_eos:
             raise RequestError(

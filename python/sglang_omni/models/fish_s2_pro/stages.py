@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
+from sglang_omni.models.fish_s2_pro.config import MAX_PASSAGE_FRAMES
 from sglang_omni.models.fish_s2_pro.memory import CPU_TOKENS, GPU_CODEC_FRAMES, GPU_REQUESTS, dual_ar_demand
 from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
@@ -121,7 +122,7 @@ def create_dual_ar(
     max_running_requests: int | None = None,
     max_total_tokens: int | None = None,
     chunked_prefill_size: int | None = None,
-    max_passage_frames: int = 1024,
+    max_passage_frames: int = MAX_PASSAGE_FRAMES,
     mem_fraction_static: float | None = None,
     total_gpu_memory_fraction: float | None = None,
     cuda_graph: bool = True,

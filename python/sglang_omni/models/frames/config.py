@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
+from sglang_omni.config.defaults import GENERATION, Default, first_voice, of_two_sources
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu, visible_gpus
+from sglang_omni.preprocessing.text import read_json
 
 if TYPE_CHECKING:
     from sglang_omni.model_runner.config import DecoderConfig
@@ -79,9 +83,36 @@ class FramesPipelineConfig(PipelineConfig):
                 config.stage(name).gpu = gpu.index
         return config
 
+    voices: ClassVar[tuple[str, ...]]
+    # Who says what the first voice is.
+    voice_source: ClassVar[str]
+
     @abstractmethod
     def speech_decoder(self) -> DecoderConfig:
         """The checkpoint's decoder over time."""
+
+    @property
+    @abstractmethod
+    def speech_sampling(self) -> tuple[dict[str, Any], str]:
+        """How codes are drawn, ``max_new_tokens`` of them at most; who says what the checkpoint does not."""
+
+    def defaults(self) -> Iterator[Default]:
+        """How a text is spoken if a request says nothing of it."""
+        values, otherwise = self.speech_sampling
+        stored = read_json(Path(self.model_path) / GENERATION)
+        frames = {"length": values.pop("max_new_tokens")}
+        yield from of_two_sources("sampling", values, stored, otherwise)
+        yield from (
+            replace(each, value=f"{frames['length']:,} frames")
+            for each in of_two_sources("length", frames, {"length": stored.get("max_new_tokens")}, otherwise)
+        )
+        context = self.speech_decoder().max_position_embeddings
+        yield Default(
+            "context",
+            f"{context:,} tokens and frames of a text and its speech",
+            "max_position_embeddings of config.json",
+        )
+        yield first_voice(self.voices, self.voice_source)
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What a stage wants of a GPU; ``config.memory`` asks."""

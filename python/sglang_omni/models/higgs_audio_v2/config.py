@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +12,7 @@ from pydantic import Field
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import StageConfig
 from sglang_omni.models.frames.config import FramesPipelineConfig, speech_stages
+from sglang_omni.models.higgs_audio_v2.decoders import decoder_config
 from sglang_omni.models.higgs_audio_v2.request_params import REQUEST_PARAMS, VOICES
 from sglang_omni.preprocessing.request_params import RequestParams
 
@@ -26,10 +26,18 @@ class HiggsAudioPipelineConfig(FramesPipelineConfig):
     """Text, and perhaps the recording of a voice, in; speech out."""
 
     voices: ClassVar[tuple[str, ...]] = VOICES
+    voice_source: ClassVar[str] = "the model makes it up by text and scene"
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     name: str | None = "higgs-audio-v2"
     stages: list[StageConfig] = Field(default_factory=lambda: speech_stages(_STAGES, codec=_STAGES))
+
+    @property
+    def speech_sampling(self) -> tuple[dict[str, Any], str]:
+        # It brings torch.
+        from sglang_omni.models.higgs_audio_v2.components.checkpoint import HiggsCheckpoint
+
+        return dict(HiggsCheckpoint.from_dir(self.model_path).sampling), "its authors' code"
 
     def speech_decoder(self) -> DecoderConfig:
         return decoder_config(json.loads((Path(self.model_path) / "config.json").read_bytes()))
@@ -41,15 +49,6 @@ class HiggsAudioPipelineConfig(FramesPipelineConfig):
         from sglang_omni.models.higgs_audio_v2.memory import codec_demand
 
         return codec_demand(self.model_path, stage.name, args)
-
-
-def decoder_config(fields: Mapping[str, Any]) -> DecoderConfig:
-    """The shape of the model's decoder: Llama's, with norms and an MLP of their own for audio."""
-    # It brings torch.
-    from sglang_omni.model_runner.config import DecoderConfig
-
-    known = DecoderConfig.from_dict({**fields, "eos_token_id": None}, "llama")
-    return replace(known, dual_ffn=True)
 
 
 def default_config(model_path: str) -> HiggsAudioPipelineConfig:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, PrivateAttr
 
 from sglang_omni.answers.chat import ChatPrompts
+from sglang_omni.config.defaults import Default, ends_of_text, first_voice, of_two_sources
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu, visible_gpus
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
-from sglang_omni.models.prompts import prompts_of
+from sglang_omni.models.prompts import prompts_of, text_lengths
 
 _SHARED = "sglang_omni.models.multimodal"
 TERMINAL_STAGES = f"{_SHARED}.routing.terminal_stages"
@@ -127,11 +128,13 @@ class MediaPipelineConfig(PipelineConfig):
 
     Attributes:
         checkpoint_class: Reads the model's checkpoints.
+        talker_defaults: How the talker draws codes where generation_config.json does not say it.
         text_only: The pipeline of the same model without encoders.
         written: The pipeline of the same model without a talker.
     """
 
     checkpoint_class: ClassVar[type[MediaCheckpoint[Any, Any]]]
+    talker_defaults: ClassVar[Mapping[str, float]]
     text_only: ClassVar[type[MediaPipelineConfig]]
     written: ClassVar[type[MediaPipelineConfig]]
 
@@ -144,13 +147,24 @@ class MediaPipelineConfig(PipelineConfig):
         """The checkpoint's tokenizer and chat template."""
         return prompts_of(self, self.model_path, of_processor=True)
 
-    def generation_defaults(self) -> dict[str, Any]:
-        """How the thinker answers a request that says nothing of it: sampling, and the ends of text."""
+    def defaults(self) -> Iterator[Default]:
+        """How a request is answered that says nothing of it."""
         # Imported late: it brings torch.
-        from sglang_omni.models.multimodal.request import thinker_defaults
+        from sglang_omni.models.multimodal.request import generation_settings, thinker_defaults
 
         checkpoint = self.checkpoint_class.from_dir(self.model_path)
-        return {**thinker_defaults(checkpoint), "eos_token_ids": list(checkpoint.ends)}
+        stored = checkpoint.generation
+        recommended = "its authors' recommendation"
+        values, plain = thinker_defaults(checkpoint), generation_settings(stored, prefix="")
+        in_file = plain | generation_settings(stored, prefix="thinker_")
+        yield from of_two_sources("sampling", values, in_file, recommended)
+        yield from text_lengths(self, self.model_path)
+        yield ends_of_text(checkpoint.ends)
+        if voices := getattr(self, "voices", ()):
+            in_file = generation_settings(stored, prefix="talker_")
+            values = {**self.talker_defaults, **in_file}
+            yield from of_two_sources("speech", values, in_file, "transformers' own for this model")
+            yield first_voice(voices, "its authors' default")
 
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal import request as request_params
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import DEFAULT_SPEAKER, Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.request_params import CODE2WAV, REQUEST_PARAMS
+from sglang_omni.models.qwen2_5_omni.request_params import CODE2WAV, REQUEST_PARAMS, TALKER_DEFAULTS
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.proto import OmniRequest, RequestError
 
-# Defaults of transformers' ``generate`` for this model.
 # Codes of a speech that is decoded at once (30 s): its attention takes memory by the square of their number.
 REFERENCE_CODES = 1500
-_TALKER_DEFAULTS: dict[str, Any] = {
-    "temperature": 0.9,
-    "top_k": 40,
-    "top_p": 0.8,
-    "repetition_penalty": 1.05,
-    "max_new_tokens": 4096,
-}
 
 
 class WaveOptions(NamedTuple):
@@ -38,7 +30,7 @@ class WaveOptions(NamedTuple):
 
 def talker_sampling(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> RequestSampling:
     """As of ``multimodal.request``, with this model's defaults."""
-    return request_params.talker_sampling(request, checkpoint.generation, _TALKER_DEFAULTS)
+    return request_params.talker_sampling(request, checkpoint.generation, TALKER_DEFAULTS)
 
 
 def voice_of(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> str:

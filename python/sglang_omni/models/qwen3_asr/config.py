@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.defaults import Default
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
@@ -46,6 +47,21 @@ class Qwen3ASRPipelineConfig(PipelineConfig):
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    def defaults(self) -> Iterator[Default]:
+        """How a recording is heard if a request says nothing of it."""
+        # They bring torch.
+        from sglang_omni.models.qwen3_asr.components.answer import LANGUAGES
+        from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
+        from sglang_omni.models.qwen3_asr.recording_engine import SPARE_TOKENS, TOKENS_PER_SECOND
+
+        context = Qwen3ASRCheckpoint.from_dir(self.model_path).text.max_position_embeddings
+        yield Default("sampling", "temperature 0", "its authors' code")
+        of_piece = f"{context:,} tokens of a piece and its text"
+        yield Default("context", of_piece, "max_position_embeddings of config.json")
+        most = f"{SPARE_TOKENS} tokens and {TOKENS_PER_SECOND} more for each second of a piece"
+        yield Default("length", most, "more than people speak")
+        yield Default("language", f"the recording's, of {len(LANGUAGES)}", "its authors' code")
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What a stage wants of a GPU; ``config.memory`` asks."""

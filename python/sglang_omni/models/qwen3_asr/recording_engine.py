@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # How long a step waits for a piece to be read before the scheduler looks for messages again.
 _READ_PATIENCE_S = 0.05
 # No speech has more tokens: a piece that the model repeats itself in ends there.
-_TOKENS_PER_SECOND, _SPARE_TOKENS = 16, 64
+TOKENS_PER_SECOND, SPARE_TOKENS = 16, 64
 
 
 class ReadyPiece(Protocol):
@@ -218,7 +218,7 @@ class RecordingEngine:
         before, after = request.data["before"], request.data["after"]
         places = torch.arange(len(before), len(before) + len(embeds))
         seconds = request.piece.end - request.piece.start
-        most = int(seconds * _TOKENS_PER_SECOND) + _SPARE_TOKENS
+        most = int(seconds * TOKENS_PER_SECOND) + SPARE_TOKENS
         asked, seed = request.sampling.max_new_tokens, request.sampling.seed
         inner = EngineRequest(
             f"{request.request_id}/{request.num_pieces}",

@@ -14,7 +14,7 @@ from sglang_omni.gpus import Gpu
 from sglang_omni.models.multimodal import pipelines
 from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed
 from sglang_omni.models.qwen3_omni.components.checkpoint import DEFAULT_SPEAKER, Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
+from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS, TALKER_DEFAULTS
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
@@ -29,6 +29,7 @@ class Qwen3OmniThinkerPipelineConfig(MediaPipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
+    talker_defaults = TALKER_DEFAULTS
     checkpoint_class = Qwen3OmniCheckpoint
 
     name: str | None = "qwen3-omni"

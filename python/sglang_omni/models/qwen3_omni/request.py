@@ -13,24 +13,15 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import (
     Qwen3OmniCheckpoint,
     TalkerSettings,
 )
-from sglang_omni.models.qwen3_omni.request_params import CODE2WAV, REQUEST_PARAMS
+from sglang_omni.models.qwen3_omni.request_params import CODE2WAV, REQUEST_PARAMS, TALKER_DEFAULTS
 from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
 
-# Defaults of transformers' ``generate`` for this model.
-_TALKER_DEFAULTS: dict[str, Any] = {
-    "temperature": 0.9,
-    "top_k": 50,
-    "top_p": 1.0,
-    "repetition_penalty": 1.05,
-    "max_new_tokens": 4096,
-}
-
 
 def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> RequestSampling:
     """As of ``multimodal.request``, with this model's defaults."""
-    return request_params.talker_sampling(request, checkpoint.generation, _TALKER_DEFAULTS)
+    return request_params.talker_sampling(request, checkpoint.generation, TALKER_DEFAULTS)
 
 
 def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:

@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from sglang_omni.answers.chat import ChatPrompts
+from sglang_omni.config.defaults import GENERATION, Default, ends_of_text, in_words
 from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.model_runner.config import end_tokens
 from sglang_omni.models.memory import text_model_demand
-from sglang_omni.models.prompts import prompts_of
+from sglang_omni.models.prompts import prompts_of, text_lengths
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 from sglang_omni.preprocessing.text import read_json
@@ -62,14 +63,21 @@ class TextPipelineConfig(PipelineConfig):
         """The checkpoint's tokenizer and chat template."""
         return prompts_of(self, self.model_path)
 
-    def generation_defaults(self) -> dict[str, Any]:
-        """How a request is answered that says nothing of it: sampling, and the ids of the ends of text."""
+    def defaults(self) -> Iterator[Default]:
+        """How a request is answered that says nothing of it."""
         # Imported late: it brings torch.
         from sglang_omni.models.text.thinker import sampling_defaults
 
         directory = Path(self.model_path)
-        fields = [read_json(directory / f"{name}config.json") for name in ("", "generation_")]
-        return {**sampling_defaults(directory), "eos_token_ids": list(end_tokens(*fields))}
+        stored = sampling_defaults(directory)
+        yield (
+            Default("sampling", in_words(stored), GENERATION)
+            if stored
+            else Default("sampling", "temperature 1, of all tokens", f"{GENERATION} says nothing")
+        )
+        yield from text_lengths(self, directory)
+        ends = end_tokens(*(read_json(directory / name) for name in ("config.json", GENERATION)))
+        yield ends_of_text(ends)
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.defaults import GENERATION, Default
+from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.serves import ServesConfig
@@ -49,6 +51,33 @@ class WhisperPipelineConfig(PipelineConfig):
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    def defaults(self) -> Iterator[Default]:
+        """How a recording is heard if a request says nothing of it."""
+        from sglang_omni.models.whisper.components.checkpoint import WhisperCheckpoint
+        from sglang_omni.models.whisper.components.fallback import TEMPERATURES
+
+        checkpoint = WhisperCheckpoint.from_dir(self.model_path)
+        first, *others = (f"{temperature:g}" for temperature in TEMPERATURES)
+        again = f"; while a text is doubtful, {', '.join(others)} in turn"
+        falls_back = merge_factory_args(self.stage("transcribe"), self).get("fallback", True)
+        yield Default(
+            "sampling",
+            f"temperature {first}{again if falls_back else ''}",
+            "its authors' program" if falls_back else "--stage transcribe.fallback=false",
+        )
+        yield Default(
+            "length",
+            f"{checkpoint.max_length} tokens of each window, with its prompt",
+            f"max_length of {GENERATION}",
+        )
+        tokens = checkpoint.tokens
+        if tokens.default_language is not None:
+            yield Default("language", tokens.default_language, f"forced_decoder_ids of {GENERATION}")
+        elif checkpoint.multilingual:
+            yield Default("language", f"the recording's, of {len(tokens.languages)}", "its authors' program")
+        else:
+            yield Default("language", "English, the only one", f"is_multilingual of {GENERATION}")
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What a stage wants of a GPU; ``config.memory`` asks."""

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.model_runner.headers import HeaderReport, NotCompared, has_more, headers_only, lacks
+from sglang_omni.config.defaults import NO_ENDS, HasDefaults
+from sglang_omni.model_runner.headers import HeaderReport, NotCompared, headers_only
 from sglang_omni.serve.launch.checks import Checks, sentence
 
 if TYPE_CHECKING:
@@ -58,13 +59,11 @@ def check_model(config: PipelineConfig, checks: Checks, *, unseen: Sequence[Path
     if (chat_prompts := getattr(config, "chat_prompts", None)) is not None:
         with checks.of("tokenizer"):
             _tell_prompts(chat_prompts(), checks)
-    if (defaults := getattr(config, "generation_defaults", None)) is not None:
-        with checks.of("sampling"):
-            values = dict(defaults())
-            ends = values.pop("eos_token_ids", [])
-            said = ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
-            checks.tell("sampling", said or "greedy")
-            checks.tell("ends of text", ", ".join(map(str, ends)) or "none", "ok" if ends else "warn")
+    if isinstance(config, HasDefaults):
+        with checks.of("defaults"):
+            for default in config.defaults():
+                endless = default.value == NO_ENDS
+                checks.tell(default.name, f"{default.value} ({default.source})", "warn" if endless else "ok")
 
 
 def _build(
@@ -92,11 +91,10 @@ def _build(
 
 
 def _tell_tensors(report: HeaderReport, checks: Checks) -> None:
-    wrong = [lacks(directory, sorted(set(names))) for directory, names in report.missing.items()]
-    wrong += [has_more(directory, sorted(set(names))) for directory, names in report.unexpected.items()]
-    for text in (*wrong, *report.wrong[:5]):
+    faults = report.faults()
+    for text in faults:
         checks.tell("tensors", text, "fail")
-    if report.taken and not (wrong or report.wrong):
+    if report.taken and not faults:
         checks.tell("tensors", f"all {report.taken:,} that are read have the names and shapes of config.json")
 
 
@@ -105,7 +103,6 @@ def _tell_prompts(prompts: Any, checks: Checks) -> None:
 
     encoder = prompts.prompts
     checks.tell("tokenizer", f"{encoder.vocab_size:,} tokens")
-    checks.tell("context", f"{encoder.context_length:,} tokens of prompt and answer")
     try:
         text, _ = prompts.render(_HELLO, OmniRequest(_HELLO))
         tokens = encoder.encode_text(text, param="messages")

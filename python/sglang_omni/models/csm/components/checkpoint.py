@@ -11,7 +11,7 @@ from sglang_omni.engines.options import DecoderSpec, WeightNames
 from sglang_omni.model_runner.code_predictor import PredictorConfig
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.feedback import FeedbackStrategy
-from sglang_omni.models.csm.config import decoder_config
+from sglang_omni.models.csm.decoders import decoder_config
 from sglang_omni.preprocessing.text import read_json
 
 MODEL_TYPE = "csm"

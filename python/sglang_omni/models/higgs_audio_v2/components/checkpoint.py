@@ -16,7 +16,7 @@ from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.feedback import FeedbackStrategy
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.models.frames.delay import DelayPattern, Repetition
-from sglang_omni.models.higgs_audio_v2.config import decoder_config
+from sglang_omni.models.higgs_audio_v2.decoders import decoder_config
 from sglang_omni.preprocessing.text import read_json
 
 MODEL_TYPE = "higgs_audio_v2"
