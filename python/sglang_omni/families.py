@@ -157,7 +157,7 @@ FAMILIES = (
         gives=("text",),
         engines=("omni",),
         maker=f"{_MODELS}.whisper.tiny_checkpoint:make",
-        proved_against="transformers 5.19 Whisper: tokens, times",
+        proved_against="transformers 5.19 Whisper: tokens, times of segments and words",
         packages=((install_line("serve"), (*_TORCH, *_MEDIA)),),
     ),
     Family(
@@ -183,7 +183,7 @@ FAMILIES = (
         gives=("text",),
         engines=("omni", "sglang"),
         maker=f"{_MODELS}.text.tiny_checkpoint:make",
-        proved_against="transformers 5.19 classes of each: tokens",
+        proved_against="transformers 5.19 classes of each: tokens, also with YaRN and sliding windows",
         packages=_SERVE,
     ),
 )

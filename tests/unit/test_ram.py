@@ -13,7 +13,10 @@ from sglang_omni.config.overrides import override_stages
 from sglang_omni.config.ram import plan_ram
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.text.config import TextPipelineConfig
+from sglang_omni.models.whisper.config import WhisperPipelineConfig
+from sglang_omni.published import published_model
 from sglang_omni.ram import Ram, available_ram
+from sglang_omni.testing.outlines import write_outline
 
 MACHINE = Ram(20 * GIB, 24 * GIB)
 
@@ -138,3 +141,15 @@ def test_so_do_limits_of_version_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_a_system_without_them_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ram, "_MEMINFO", tmp_path / "none")
     assert available_ram() is None
+
+
+def test_whispers_cache_is_counted(tmp_path: Path) -> None:
+    """Of each recording in work: keys and values of a window's 1,500 positions, and of 448 tokens."""
+    write_outline("whisper", published_model("whisper", "openai/whisper-large-v3"), tmp_path / "model")
+    config = WhisperPipelineConfig(model_path=str(tmp_path / "model"))
+    plan = plan_ram(config, Ram(12 * GIB, 12 * GIB))
+    assert plan is not None
+    (stage,) = plan.stages
+    assert stage.kv == 16 * 2 * 32 * 1280 * (1500 + 448) * 4
+    assert not plan.fits
+    assert "--stage transcribe.max_running_requests=4, which needs 8.6 GiB" in plan.refusal()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import re
 import sys
 import tempfile
@@ -68,13 +69,19 @@ def main(argv: Sequence[str], *, prog: str) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """In it, nothing is logged: what loaders log is for servers."""
+    """In it, nothing is logged, and no bars are shown: what loaders say is for servers."""
+    # transformers shows bars for what it reads. tqdm looks at its environment when it is imported.
+    bars = os.environ.get("TQDM_DISABLE")
+    os.environ["TQDM_DISABLE"] = "1"
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
         logging.disable(before)
+        os.environ.pop("TQDM_DISABLE")
+        if bars is not None:
+            os.environ["TQDM_DISABLE"] = bars
 
 
 def _parser(prog: str) -> CommandParser:
@@ -129,10 +136,12 @@ def _check(args: argparse.Namespace, checks: Checks, outlines: Outlines) -> None
     with checks.of("family"):
         config = load_pipeline(args.model, args.config, args.revision)
         describe_family(config, checks)
+    if config is not None:
+        check_pipeline(config, args, checks, assumed=args.gpus is not None)
+    # A family may read a second repository, which its memory is counted of.
     for plan in outlines.plans:
         describe_download(plan, checks)
     if config is not None:
-        check_pipeline(config, args, checks, assumed=args.gpus is not None)
         check_model(config, checks, unseen=outlines.unseen)
 
 

@@ -43,6 +43,7 @@ class MemoryDemand:
         least_tokens, wanted_tokens, most_tokens: The pool below which nothing useful runs, the one for which
             a smaller step is chosen, and the one beyond which more is of no use.
         weight: How much of the room left it gets, relative to other stages with a pool.
+        cache: Of the workspace, keys and values of as many requests as run, whose number no plan changes.
         static_fraction: If set, weights and pool get this fraction of the GPU, as SGLang counts.
     """
 
@@ -56,6 +57,7 @@ class MemoryDemand:
     wanted_tokens: int = 0
     most_tokens: int = 0
     weight: int = 1
+    cache: int = 0
     static_fraction: float | None = None
 
 

@@ -1,6 +1,6 @@
 """The memory of a machine that a pipeline's stages on the CPU take, compared before anything is loaded.
 
-What is counted is the least that a server takes: weights, KV pools, and its processes. What requests take
+What is counted is the least that a server takes: weights, KV caches, and its processes. What requests take
 comes on top. Weights that stay in the checkpoint's mapped file are not counted: the system may drop their
 pages, and reads them again.
 """
@@ -33,7 +33,7 @@ class StageRam:
     """
     Attributes:
         weights: Bytes, in the dtype in force, of all ranks and replicas.
-        kv: Bytes of their KV pools.
+        kv: Bytes of their KV caches.
     """
 
     stage: str
@@ -134,7 +134,7 @@ def _plan(config: PipelineConfig, ram: Ram, replicas: int) -> RamPlan | None:
         dtype = "float32" if args.get("dtype") in (None, "auto") else str(args["dtype"])
         demand = config.memory_demand(stage, {**args, "dtype": dtype, "device": "cpu"})
         if demand is not None:
-            kv = demand.least_tokens * demand.token_bytes
+            kv = demand.least_tokens * demand.token_bytes + demand.cache
             stages.append(StageRam(stage.name, dtype, ranks * demand.weights, ranks * kv))
     if not stages:
         return None
@@ -179,6 +179,12 @@ def _changes(config: PipelineConfig, plan: RamPlan) -> Iterator[str]:
         if half.needed < plan.needed:
             enough = "" if half.fits else ", which is too much as well"
             yield f"--dtype bfloat16 needs {gib(half.needed)}{enough}"
+    if isinstance(config, CountsMemory):
+        for change, variant in config.smaller_variants():
+            # All others are of GPUs.
+            less = _plan(variant, plan.ram, plan.replicas) if change.startswith("--stage ") else None
+            if less is not None and less.fits:
+                yield f"{change}, which needs {gib(less.needed)}"
     if plan.replicas > 1:
         yield f"a smaller --dp-size: each replica needs {gib(plan.needed // plan.replicas)}"
     yield f"GPUs: `sgl-omni check {config.model_path} --gpus 1x80GB` counts whether it fits some"

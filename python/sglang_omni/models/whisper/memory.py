@@ -1,4 +1,4 @@
-"""What Whisper takes of a GPU. Estimates are rounded up."""
+"""What Whisper takes of a GPU, or of a CPU's memory. Estimates for a GPU are rounded up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def transcribe_demand(model_path: str | Path, args: Mapping[str, Any]) -> Memory
     # Attention of each of the heads that follow the sound, and its scores, in float32.
     looks = (len(checkpoint.alignment_heads) + shape.decoder_heads) * shape.positions * shape.context_length
     aligning = 4 * TEXTS_ALIGNED_AT_ONCE * looks
+    cache = running * kept * ITEM_BYTES[dtype]
     return MemoryDemand(
         weights=loaded_bytes(tensor_sizes(model_path), dtype=dtype),
-        workspace=_LIBRARIES + sampling + aligning + (running * kept + heard) * ITEM_BYTES[dtype],
+        workspace=_LIBRARIES + sampling + aligning + cache + heard * ITEM_BYTES[dtype],
+        cache=cache,
     )
