@@ -24,6 +24,12 @@ def said(page: Page) -> list[str]:
     return [text.strip() for text in page.locator(".turn > .body").all_inner_texts()]
 
 
+def reload(page: Page) -> None:
+    """Loads the page again, until it knows its model: before that it asks without settings."""
+    page.reload()
+    page.wait_for_selector("body[data-ready]")
+
+
 def set_option(page: Page, label: str, value: str | bool | float) -> None:
     """Sets a control of the settings, whose panel is closed afterwards."""
     page.get_by_role("button", name="Settings").click()

@@ -8,7 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from page_proxy import Proxy, says, told
 from playwright.sync_api import Page, expect
-from talking import answer, ask
+from talking import answer, ask, reload
 from test_page_content import picture
 
 pytestmark = pytest.mark.long
@@ -156,6 +156,5 @@ def test_the_colours_are_chosen(faulty: Page) -> None:
     faulty.get_by_role("radio", name="Dark").check()
     dark = faulty.evaluate(ground)
     assert dark != light
-    faulty.reload()
-    faulty.wait_for_selector("body[data-ready]")
+    reload(faulty)
     assert faulty.evaluate(ground) == dark

@@ -12,7 +12,7 @@ from fleet import Fleet
 from page_proxy import Proxy, says, told
 from PIL import Image
 from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
-from talking import answer, ask, set_option
+from talking import answer, ask, reload, set_option
 
 pytestmark = pytest.mark.long
 
@@ -115,7 +115,7 @@ def test_no_text_becomes_a_part_of_the_page(proxy: Proxy, faulty: Page) -> None:
     proxy.answers = [says(HOSTILE, {"reasoning_content": HOSTILE}, {"tool_calls": [call]})]
     ask(faulty, HOSTILE)
     expect(answer(faulty)).to_contain_text("<img src=x")
-    faulty.reload()
+    reload(faulty)
     expect(answer(faulty)).to_contain_text("<iframe")
     assert faulty.evaluate("window.hit") is None
     assert faulty.locator(".turn :is(script, img, iframe, svg[onload], [onerror])").count() == 0
@@ -181,7 +181,7 @@ def test_files_are_shown_removed_and_sent(proxy: Proxy, seeing: Page) -> None:
     ask(seeing, "Sure?")
     expect(seeing.get_by_text("Still red.")).to_be_visible()
     assert proxy.asked[1]["messages"][0]["content"] == "What colour?"
-    seeing.reload()
+    reload(seeing)
     expect(seeing.get_by_role("img", name="Picture: dot.png")).to_be_visible()
 
 
@@ -251,12 +251,12 @@ def test_a_random_model_is_told_and_settings_are_sent(proxy: Proxy, seeing: Page
     proxy.answers = [says("Aye.")]
     set_option(seeing, "Temperature", 1.2)
     set_option(seeing, "Longest answer", 33)
-    set_option(seeing, "Voice", "coral")
-    seeing.reload()
+    set_option(seeing, "Voice", "heart")
+    reload(seeing)
     ask(seeing, "Hm?")
     answer(seeing)
     body = proxy.asked[0]
-    assert (body["temperature"], body["max_tokens"], body["audio"]["voice"]) == (1.2, 33, "coral")
+    assert (body["temperature"], body["max_tokens"], body["audio"]["voice"]) == (1.2, 33, "heart")
     seeing.get_by_role("button", name="Settings").click()
     seeing.get_by_label("Longest answer").fill("0")
     expect(seeing.get_by_text("Give a whole number from 1 to 100000.")).to_be_visible()

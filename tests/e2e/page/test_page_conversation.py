@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from page_proxy import Proxy, says
 from playwright.sync_api import Page, expect
-from talking import answer, ask, said, set_option
+from talking import answer, ask, reload, said, set_option
 
 pytestmark = pytest.mark.long
 
@@ -144,7 +144,7 @@ def test_conversations_outlive_a_reload(page: Page) -> None:
     expect(answer(page)).to_contain_text("Paris")
     before = said(page)
     page.get_by_label("Your message").fill("half a thou")
-    page.reload()
+    reload(page)
     expect(page.locator(".turn.assistant")).to_contain_text("Paris")
     assert said(page) == before
     expect(page.get_by_label("Your message")).to_have_value("half a thou")
@@ -168,7 +168,7 @@ def test_several_conversations_are_kept_opened_and_deleted(proxy: Proxy, faulty:
     faulty.get_by_role("button", name="Delete", exact=True).click()
     expect(kept).to_have_text(["Hi!"])
     expect(faulty.locator("#welcome")).to_be_visible()
-    faulty.reload()
+    reload(faulty)
     expect(faulty.get_by_text("Hello.")).to_be_visible()
 
 

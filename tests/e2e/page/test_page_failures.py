@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from page_proxy import Answer, Proxy, answered, says, told
 from playwright.sync_api import BrowserContext, Page, expect
-from talking import answer, ask, said
+from talking import answer, ask, reload, said
 
 pytestmark = pytest.mark.long
 
@@ -77,7 +77,7 @@ def test_a_stream_that_breaks_is_shown_as_broken_and_goes_on(proxy: Proxy, fault
     broken = answer(faulty, "broken")
     expect(broken.get_by_text("Not whole", exact=True)).to_be_visible()
     expect(broken).to_contain_text("The connection was lost in the middle")
-    faulty.reload()
+    reload(faulty)
     expect(answer(faulty, "broken").get_by_text("Not whole", exact=True)).to_be_visible()
     faulty.get_by_role("button", name="Continue").click()
     expect(answer(faulty).locator(".body")).to_have_text("Hello world.")
