@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import weakref
 from typing import Any
@@ -14,7 +15,7 @@ from waiting import until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.proto import DataReadyMessage, codec
-from sglang_omni.relay import create_relay
+from sglang_omni.relay import RelayTimeout, create_relay
 
 CHUNK = "r:stream:up:s:0"
 
@@ -110,6 +111,23 @@ async def test_a_chunks_puts_are_kept_watched_and_their_failure_ends_the_request
         assert failure.request_id == "r"
         assert failure.error == "sending to 't' failed: OSError: the wire broke"
         await until(lambda: f"r:stream:s:t:0{part}" not in relay.stored)
+        await one.still_works()
+
+
+@pytest.mark.parametrize(
+    "error", [RelayTimeout("no room after 30 s"), OSError(errno.EMFILE, "Too many open files")]
+)
+async def test_what_ran_short_is_the_servers_state(error: Exception) -> None:
+    """Another try may find some: the caller gets 503."""
+    relay = PlainRelay()
+    async with harness(relay=relay, stream_targets=["t"]) as one:
+        await streaming(one)
+        await until(lambda: all(put.waited_for for put in relay.puts.values()))
+        relay.puts["r:stream:s:t:0"].over.set_exception(error)
+        failure = await one.failure()
+        assert failure.error_info is not None
+        assert failure.error_info["status"] == 503
+        assert failure.error == f"sending to 't' failed: {type(error).__name__}: {error}"
         await one.still_works()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
+from sglang_omni.relay.base import RelayRevoked
 from sglang_omni.relay.shm import relay as shm_module
 from sglang_omni.relay.shm.relay import ShmRelay
 
@@ -150,3 +153,60 @@ async def test_a_closed_relay_says_so(relay: ShmRelay) -> None:
         await asyncio.wait_for(waiting, 60)
     with pytest.raises(RelayError, match="closed"):
         await relay_io.write_blob(relay, "c", block(0.5))
+
+
+async def test_a_requests_end_takes_back_all_that_it_has_under_way(relay: ShmRelay) -> None:
+    """Its chunks too, and nothing of another request whose id begins as its own."""
+    own = ["a", "a:stream:x:y:0", "a:stream:x:y:0:mask"]
+    others = ["ab", "ab:stream:x:y:0", "b:stream:a:y:0", "a%3Ab~1"]
+    for key in [*own, *others]:
+        await relay_io.write_blob(relay, key, block(0.1))
+    assert relay.arena.outstanding() == 7
+    # A key of its own is that payload's alone.
+    relay.cleanup("a:stream:x:y:0")
+    assert relay.arena.outstanding() == 6
+    relay.cleanup("a")
+    assert relay.arena.outstanding() == 4
+
+
+async def test_a_put_that_waits_ends_with_its_request(relay: ShmRelay) -> None:
+    await relay_io.write_blob(relay, "a", block(1.9), target="t")
+    waiting = {
+        key: asyncio.create_task(relay_io.write_blob(relay, key, block(1.0), target="t"))
+        for key in ("b:stream:x:t:0", "c")
+    }
+    await asyncio.sleep(0.05)
+    relay.cleanup("b")
+    with pytest.raises(RelayRevoked, match="its request has ended"):
+        await asyncio.wait_for(waiting["b:stream:x:t:0"], 60)
+    assert not waiting["c"].done()
+    relay.cleanup("a")
+    await asyncio.wait_for(waiting["c"], 60)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "in vain", "revoked"])
+async def test_a_put_that_was_given_up_keeps_nothing(
+    relay: ShmRelay, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """Not until the garbage collector comes: full collections are rare in a stage."""
+    monkeypatch.setattr(shm_module, "_WAIT_SECONDS", 0.2 if end == "in vain" else 30.0)
+    await relay_io.write_blob(relay, "first", block(1.9), target="t")
+    sent = block(1.0)
+    kept = weakref.ref(sent)
+    gc.collect()
+    gc.disable()
+    try:
+        put = asyncio.create_task(relay_io.write_blob(relay, "second", sent, target="t"))
+        del sent
+        await asyncio.sleep(0.05)
+        if end == "cancelled":
+            put.cancel()
+        elif end == "revoked":
+            relay.cleanup("second")
+        await asyncio.wait([put], timeout=60)
+        assert put.done()
+        assert put.cancelled() or put.exception() is not None
+        del put
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -102,8 +102,10 @@ def test_wire_ids_are_unlike_each_other_and_every_key_of_a_stream(monkeypatch: p
 
 def test_lines_of_stages_are_found_by_the_callers_id() -> None:
     ids = WireIds()
-    for each in ("plain-1", "plain-1", "a/b:c", "conv~1", "x" * 256):
+    for each in ("plain-1", "plain-1", "a/b?c", "conv~1", "x" * 256):
         assert each in ids.new(each)
+    # A colon is encoded as in a URL: it ends the id in a relay's keys.
+    assert ids.new("a/b:c").startswith("a/b%3Ac~")
     for each in ("plain-2", "two words", "a/b@c=d", "y" * 256):
         assert ids.new(each) == each
 
@@ -228,3 +230,12 @@ async def play(steps: list[tuple[str, Any, str | None]]) -> None:
 @given(st.lists(_STEP, max_size=24))
 def test_every_outcome_is_set_once_and_is_its_own(steps: list[tuple[str, Any, str | None]]) -> None:
     asyncio.run(play(steps))
+
+
+@given(st.lists(st.text(alphabet="ab:~\n é", min_size=1, max_size=6), min_size=1, max_size=30))
+def test_no_ids_keys_begin_as_anothers(wanted: list[str]) -> None:
+    """Keys of a request's payloads are its id, a colon and what of it they are."""
+    ids = WireIds()
+    given = [ids.new(request_id) for request_id in wanted]
+    assert len(set(given)) == len(given)
+    assert not any(":" in wire_id for wire_id in given)

@@ -40,6 +40,10 @@ class RelayReadError(RelayError):
     """The payload that the metadata announces cannot be read: its sender is gone, or its slot was reused."""
 
 
+class RelayRevoked(RelayError):
+    """The put waited for room, and its request ended."""
+
+
 class RelayTimeout(RelayError, TimeoutError):
     """A transfer, or room for one, did not come in time; the text names the peer."""
 
@@ -101,11 +105,12 @@ class Relay(ABC):
 
     @abstractmethod
     def cleanup(self, request_id: str) -> None:
-        """Free what a request still has under way and no reader has begun to read.
+        """Free what a request has under way and no reader has begun to read, and end its puts that wait.
 
-        Of a relay that does not lend, the reader also calls it with the key of what it has read, which it
-        was put under: the request's id for a payload, ``{request_id}:stream:{from}:{to}:{chunk_id}`` for a
-        chunk, and that with ``:{name}`` for a tensor of its metadata. Only what is under that key is meant.
+        Keys of puts are the request's id for a payload, ``{request_id}:stream:{from}:{to}:{chunk_id}`` for a
+        chunk, and that with ``:{name}`` for a tensor of its metadata; ids have no colon. Of a relay that does
+        not lend, the reader also calls this with the key of what it has read: then only what is under that
+        key is meant. See ``is_of``.
         """
 
     @abstractmethod
@@ -163,6 +168,28 @@ class Relay(ABC):
             RelayReadError: The tensors cannot be had (any more).
         """
         raise NotImplementedError(f"{type(self).__name__} does not lend tensors")
+
+
+def is_of(key: str, ended: str) -> bool:
+    """True if what is under ``key`` ends with ``ended``, a request's id or a key: see ``Relay.cleanup``."""
+    return key == ended or key.partition(":")[0] == ended
+
+
+class WaitingPut:
+    """A put that waits for room.
+
+    Attributes:
+        is_revoked: True if its request has ended.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.is_revoked = False
+
+    def check(self) -> None:
+        """Raises RelayRevoked if its request has ended."""
+        if self.is_revoked:
+            raise RelayRevoked(f"{self.key!r} waited for room, and its request has ended")
 
 
 def credit_bytes(relay: str, slot_size_mb: int, credits: int) -> int:

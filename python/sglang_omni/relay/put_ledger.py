@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from sglang_omni._core import CreditLedger
-from sglang_omni.relay.base import RelayError, RelayTimeout
+from sglang_omni.relay.base import RelayError, RelayTimeout, WaitingPut, is_of
 
 # Seconds after which an unread payload is given up.
 KEEP_SECONDS = 300.0
@@ -75,6 +75,7 @@ class PutLedger:
         self._tickets: dict[int, Ticket] = {}
         self._offered_bytes = 0
         self._waiters: set[asyncio.Future[None]] = set()
+        self._waiting: set[WaitingPut] = set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -87,22 +88,33 @@ class PutLedger:
 
         Raises:
             RelayTimeout: It had none in time; the text names the target that holds it.
+            RelayRevoked: The request has ended meanwhile.
         """
+        if self._ledger.take(edge, amount):
+            return
+        self._ledger.note_wait(edge)
+        put = WaitingPut(key)
+        with self._lock:
+            self._waiting.add(put)
+        try:
+            await self._wait_for_credit(edge, amount, put)
+        finally:
+            with self._lock:
+                self._waiting.discard(put)
+
+    async def _wait_for_credit(self, edge: str, amount: int, put: WaitingPut) -> None:
         deadline = time.monotonic() + self._timeout
-        has_waited = False
         while True:
             changed = self._next_change()
             try:
+                put.check()
                 if self._ledger.take(edge, amount):
                     return
-                if not has_waited:
-                    self._ledger.note_wait(edge)
-                    has_waited = True
                 if not await _wait(changed, min(deadline, time.monotonic() + _LOOK_AGAIN_SECONDS)):
                     self.expire()
                 if time.monotonic() >= deadline:
                     raise RelayTimeout(
-                        f"{self._name}: no credit for {key!r} after {self._timeout:g} s: "
+                        f"{self._name}: no credit for {put.key!r} after {self._timeout:g} s: "
                         f"{edge or 'its target'!r} has {self._ledger.held(edge)} of {self._ledger.limit} "
                         "bytes that it has not read. It must read, or its requests be aborted, or the relay "
                         "have more credits"
@@ -166,14 +178,14 @@ class PutLedger:
         return ticket is not None
 
     def revoke(self, key: str) -> int:
-        """Take back what is under way under ``key``; returns how many tickets that were.
-
-        Keys that begin with ``key`` and a colon are those of the request's streams, and go with it.
-        """
+        """Take back what is under way for a request's id, or under a key, and end the puts that wait for
+        credit; returns how many tickets that were."""
         with self._lock:
-            tickets = [t for t in self._tickets.values() if t.key == key or t.key.startswith(f"{key}:")]
+            tickets = [ticket for ticket in self._tickets.values() if is_of(ticket.key, key)]
             for ticket in tickets:
                 self._end(ticket, "revoked")
+            for put in self._waiting:
+                put.is_revoked |= is_of(put.key, key)
         self._wake()
         return len(tickets)
 

@@ -276,13 +276,17 @@ impl Arena {
         }
     }
 
-    /// Takes back every unread payload under `key` and returns how many these are. Payloads that are being read stay.
+    /// Takes back every unread payload under `key`, which is a payload's own or, without a colon, that of its request:
+    /// keys are a request's id, or that, a colon and what of the request it is. Returns how many these are. Payloads
+    /// that are being read stay.
     pub fn revoke(&self, key: &str) -> usize {
         if !self.is_owner() {
             return 0;
         }
         let records = &self.state.records;
-        let revoked = records.sweep(self.state.header(), |under_way| under_way.key == key);
+        let revoked = records.sweep(self.state.header(), |under_way| {
+            under_way.key == key || under_way.key.split(':').next() == Some(key)
+        });
         if revoked > 0 {
             self.state.signal();
         }

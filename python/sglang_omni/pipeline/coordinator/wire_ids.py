@@ -10,7 +10,8 @@ _PLAIN = re.compile(r"[ -9;-}]{1,256}")
 # Used ids that are remembered. After that many, any id may have been used, so every one is numbered.
 _REMEMBERED = 20_000
 _LONGEST = 256
-_PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
+# Without ":", so that no id's keys can begin as another's.
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace(":", "")
 
 
 class WireIds:
@@ -25,7 +26,7 @@ class WireIds:
         self._number = 0
 
     def new(self, request_id: str) -> str:
-        """1 to 300 printable ASCII characters, whatever ``request_id`` contains."""
+        """1 to 300 printable ASCII characters but ":", whatever ``request_id`` contains."""
         if (
             len(self._used) < _REMEMBERED
             and request_id not in self._used

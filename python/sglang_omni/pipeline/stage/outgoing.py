@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,8 +20,8 @@ from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, TargetEndpoints
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestRecord, RequestTable
-from sglang_omni.proto import Replicas, StagePayload
-from sglang_omni.relay.base import Relay, RelayOperation
+from sglang_omni.proto import Replicas, StagePayload, Unavailable
+from sglang_omni.relay.base import Relay, RelayOperation, RelayTimeout
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.queues import Outbox
 
@@ -33,6 +34,8 @@ _OUTBOX_BATCH = 64
 # Items routed but not sent, at which the outbox is left to fill up, and at which draining goes on.
 _BACKLOG_HIGH = 4096
 _BACKLOG_LOW = 1024
+# Out of descriptors or memory: another try may find some.
+_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 
 class _Target(NamedTuple):
@@ -342,9 +345,15 @@ class Outgoing:
             if is_outcome and type(item) is End:
                 raise  # There is no other way to report it.
             self._fail_sending(item.request_id, target, exc)
+        else:
+            if self._requests.is_dropped(item.request_id) and not is_outcome:
+                # It ended while this was written, and nobody may be left who reads it.
+                self._relays.cleanup(item.request_id)
 
     def _fail_sending(self, request_id: str, target: str, exc: Exception) -> None:
-        self._fail(request_id, f"sending to {target!r} failed: {type(exc).__name__}: {exc}")
+        text = f"sending to {target!r} failed: {type(exc).__name__}: {exc}"
+        is_shortage = isinstance(exc, RelayTimeout) or getattr(exc, "errno", None) in _SHORT_OF
+        self._fail(request_id, Unavailable(text) if is_shortage else text)
 
     def _watch_put(self, target: str) -> Callable[[str, str, RelayOperation, Relay], None]:
         """Waits for the puts of an edge beside its queue, so that an unread one does not hold up the next."""
@@ -355,7 +364,7 @@ class Outgoing:
             except Exception as exc:  # noqa: BLE001  reported as the request's failure
                 if not self._requests.is_dropped(request_id):
                     self._fail_sending(request_id, target, exc)
-                # Ending the request has freed what is under its id, which no chunk is.
+                # Ending the request has freed what is under its id, which a plain relay's chunks are not.
                 if key != request_id:
                     relay.cleanup(key)
 

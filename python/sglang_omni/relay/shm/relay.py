@@ -28,7 +28,9 @@ from sglang_omni.relay.base import (
     RelayError,
     RelayReadError,
     RelayTimeout,
+    WaitingPut,
     credit_bytes,
+    is_of,
     register_relay,
 )
 from sglang_omni.relay.buffers import bytes_of, in_thread
@@ -95,6 +97,7 @@ class ShmRelay(Relay):
         self._arena: ShmArena | None = None
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()
+        self._waiting: set[WaitingPut] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         # By a sender's name, there for as long as a read of it waits.
         self._asking: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -183,10 +186,11 @@ class ShmRelay(Relay):
                 arena.revoke_place(place)
 
         arena = self.arena
-        try:
-            place, lend = await attempt()
-        except ArenaFull:
-            place, lend = await self._wait_for_room(attempt, edge, key)
+        # Waiting begins outside of a handler: the error of a put that is given up would keep its payload.
+        announced: _Announced | None = None
+        with contextlib.suppress(ArenaFull):
+            announced = await attempt()
+        place, lend = announced or await self._wait_for_room(attempt, edge, key)
         metadata = {
             "arena": arena.name,
             "place": list(place),
@@ -201,18 +205,23 @@ class ShmRelay(Relay):
     ) -> _Announced:
         arena, time = self.arena, asyncio.get_running_loop().time
         deadline = time() + _WAIT_SECONDS
+        waiting = WaitingPut(key)
+        self._waiting.add(waiting)
         arena.wait_begin(edge)
         try:
             while True:
                 changed = self._next_change()
                 try:
-                    return await attempt()
-                except ArenaFull as full:
+                    waiting.check()
+                    try:
+                        return await attempt()
+                    except ArenaFull as error:
+                        full = str(error)
                     if time() >= deadline:
                         raise RelayTimeout(
                             f"{self.engine_id!r}: no room for {key!r} after {_WAIT_SECONDS:g} s: {full}. Its "
                             "reader must let go of tensors it keeps, or the relay have more credits"
-                        ) from full
+                        )
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(min(deadline, time() + _LOOK_AGAIN_SECONDS)):
                             await changed
@@ -220,6 +229,7 @@ class ShmRelay(Relay):
                     self._forget(changed)
         finally:
             arena.wait_end(edge)
+            self._waiting.discard(waiting)
 
     # --- waiting for returns ---------------------------------------------------------------------
 
@@ -248,6 +258,9 @@ class ShmRelay(Relay):
             os.read(self.arena.event_fd, 8)
         except BlockingIOError:
             return
+        self._wake()
+
+    def _wake(self) -> None:
         for future in self._waiters:
             if not future.done():
                 future.set_result(None)
@@ -362,7 +375,11 @@ class ShmRelay(Relay):
     # --- ends ------------------------------------------------------------------------------------
 
     def cleanup(self, request_id: str) -> None:
-        """Take back what is under way for a request and not read yet."""
+        """Take back what is under way for a request and not read yet. See ``Relay.cleanup``."""
+        for waiting in self._waiting:
+            waiting.is_revoked |= is_of(waiting.key, request_id)
+        if self._waiting:
+            self._wake()
         if self._arena is not None:
             self._arena.revoke(request_id)
 
@@ -380,7 +397,7 @@ class ShmRelay(Relay):
     def _begin_anew(self) -> None:
         """In a forked child: the arena, and the tasks that wait for it, are the parent's."""
         _of_parents.append(self._arena)
-        self._arena, self._waiters, self._loop = None, set(), None
+        self._arena, self._waiters, self._waiting, self._loop = None, set(), set(), None
         self._asking = weakref.WeakValueDictionary()
         self.loans = Loans(self._limit, self._wait_for_loans)
 
