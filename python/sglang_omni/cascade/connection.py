@@ -195,9 +195,3 @@ class PartConnection:
             f"--{self.name} {self.config.url} refuses the key ({exc.status}): the environment variable {env} "
             f"{has}; set it, or name another with --{self.name}-api-key-env"
         )
-
-
-def first_failure(failed: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception that ended a group of tasks: a request has one error."""
-    first = failed.exceptions[0]
-    return first_failure(first) if isinstance(first, BaseExceptionGroup) else first

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.cascade.connection import PartConnection, first_failure
+from sglang_omni.cascade.connection import PartConnection
 from sglang_omni.client import GenerateChunk, GenerateRequest
 from sglang_omni.client.client import transcription_request
 from sglang_omni.client.samples import encode_wav
@@ -18,6 +18,7 @@ from sglang_omni.client.transport import Deltas
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE
 from sglang_omni.models.speech_chat.conversation import for_thinker, with_transcripts
 from sglang_omni.preprocessing.request import answers_in_text, stage_params, task_of, wants_stream
+from sglang_omni.proto import first_failure
 from sglang_omni.proto.tasks import TextChunk, Transcript
 from sglang_omni.scheduling.async_scheduler import AsyncRequest
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sglang_omni.cascade.connection import PartConnection, first_failure
+from sglang_omni.cascade.connection import PartConnection
 from sglang_omni.client import GenerateRequest
 from sglang_omni.client.transport import Deltas
 from sglang_omni.models.speech_chat.components.voice import speakable
 from sglang_omni.models.speech_chat.speak import FIRST_CLAUSE_CHARS
 from sglang_omni.preprocessing.request import mapping_param, stage_params, task_of, wants_stream
 from sglang_omni.preprocessing.sentences import SentenceSplitter
-from sglang_omni.proto import RequestError, StagePayload
+from sglang_omni.proto import RequestError, StagePayload, first_failure
 from sglang_omni.proto.tasks import AudioChunk, AudioResult
 from sglang_omni.scheduling.async_scheduler import AsyncRequest
 

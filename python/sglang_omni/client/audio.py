@@ -25,6 +25,7 @@ from sglang_omni.client.samples import (
 )
 from sglang_omni.client.types import ClientError
 from sglang_omni.packages import install_line
+from sglang_omni.proto import RequestError
 
 __all__ = [
     "DEFAULT_SAMPLE_RATE",
@@ -42,6 +43,7 @@ __all__ = [
     "encode_audio",
     "encode_pcm",
     "encode_wav",
+    "no_audio",
     "to_mono",
     "to_numpy",
 ]
@@ -55,6 +57,15 @@ class NoAudioError(ClientError):
             "the model ended its speech before its first frame of audio: "
             "try another seed, temperature or voice, or other words"
         )
+
+
+def no_audio(finish_reason: str | None) -> ClientError | RequestError:
+    """Why there is no audio in an answer that ended so. An abort is neither the model's nor the server's."""
+    if finish_reason != "abort":
+        return NoAudioError()
+    return RequestError(
+        "the request was aborted before there was any audio", code="request_aborted", status=499
+    )
 
 
 P = ParamSpec("P")

@@ -13,12 +13,12 @@ import numpy as np
 
 from sglang_omni.client.audio import (
     DEFAULT_SAMPLE_RATE,
-    NoAudioError,
     Resampler,
     Samples,
     audio_to_base64,
     encodable_rate,
     encode_audio,
+    no_audio,
     to_mono,
 )
 from sglang_omni.client.request_id import new_request_id
@@ -240,7 +240,7 @@ class Transport(ABC):
         collected, last = await self.collect(request, request_id)
         samples = collected.audio()
         if samples is None:
-            raise NoAudioError()
+            raise no_audio(last.finish_reason)
         data, mime = await asyncio.to_thread(
             encode_audio,
             samples,

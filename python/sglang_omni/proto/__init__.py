@@ -1,6 +1,12 @@
 """Messages, requests and payloads between client, coordinator and stages."""
 
-from sglang_omni.proto.errors import DuplicateRequest, RequestError, Unavailable, shortened
+from sglang_omni.proto.errors import (
+    DuplicateRequest,
+    RequestError,
+    Unavailable,
+    first_failure,
+    shortened,
+)
 from sglang_omni.proto.messages import (
     AbortMessage,
     CompleteMessage,
@@ -49,6 +55,7 @@ __all__ = [
     "StreamMessage",
     "SubmitMessage",
     "Unavailable",
+    "first_failure",
     "parse_message",
     "shortened",
 ]

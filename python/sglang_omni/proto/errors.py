@@ -83,3 +83,9 @@ class RequestError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (RequestError.from_dict, (self.to_dict(),))
+
+
+def first_failure(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception that ended a group of tasks: a request has one error."""
+    first = failed.exceptions[0]
+    return first_failure(first) if isinstance(first, BaseExceptionGroup) else first

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from owned_server import PATIENCE, Served, served
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from sglang_omni.serve import create_app
 from sglang_omni.serve.api.access import Access
@@ -338,3 +340,16 @@ async def test_a_model_has_several_names() -> None:
 async def test_what_probes_of_others_ask(keyless: Served) -> None:
     assert (await keyless.http.get("/ping")).content == (await keyless.http.post("/ping")).content == b""
     assert (await keyless.http.get("/version")).json()["version"]
+
+
+async def test_a_websocket_to_an_administrators_path_is_no_such_route(keyless: Served) -> None:
+    url = keyless.base_url.replace("http", "ws")
+    for path in ("/flush_cache", "/get_server_info"):
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(url + path, proxy=None):
+                pass
+        # As any path that takes no WebSocket.
+        with pytest.raises(InvalidStatus) as nothing:
+            async with connect(f"{url}/nothing", proxy=None):
+                pass
+        assert refused.value.response.status_code == nothing.value.response.status_code < 500

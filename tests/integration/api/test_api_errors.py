@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from sglang_omni.preprocessing.messages import parse_messages
@@ -312,6 +314,34 @@ def test_abort_request_ends_the_answer(http, pipeline, base_url):
         received = receive_until(connection, b"[DONE]")
     assert b'"finish_reason":"abort"' in received
     assert http.post("/abort_request", json={"rid": "x1"}).json()["success"] is False
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_aborted_speech_is_nobodys_failure(http, pipeline, base_url, stream):
+    """499: five of them would be five failures of the server to a router."""
+    pipeline.hangs_after = 0
+    spoken = {"input": "Hi", "voice": "default", "stream": stream}
+    with ThreadPoolExecutor(1) as thread, httpx.Client(base_url=base_url, trust_env=False) as other:
+        answer = thread.submit(http.post, "/v1/audio/speech", json=spoken, headers={"x-request-id": "aloud"})
+        wait_for(lambda: pipeline.running.get("aloud") and pipeline.running["aloud"].waiter)
+        assert other.post("/abort_request", json={"request_id": "aloud"}).json()["success"] is True
+        refused = answer.result(60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (499, "request_aborted")
+    assert "aborted before there was any audio" in refused.json()["error"]["message"]
+
+
+def test_a_caller_that_leaves_in_mid_upload_is_no_error(pipeline, base_url, caplog):
+    caplog.set_level("INFO", "sglang_omni")
+    host, port = base_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-request-id: half\r\n"
+            b"content-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+        )
+        time.sleep(0.05)
+    wait_for(lambda: [record for record in caplog.records if "half" in record.getMessage()])
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    assert pipeline.requests == []
 
 
 def leaving(base_url: str, body: dict) -> socket.socket:

@@ -68,9 +68,12 @@ def test_what_is_not_stored_is_not_found(api, pipeline):
 
 def test_tools_are_called_and_answered(api, pipeline):
     pipeline.words = []
-    pipeline.more = {"tool_calls": CALLS, "reasoning": "Hm", "finish_reason": "tool_calls"}
+    usage = {"prompt_tokens": 7, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 4}}
+    told = {"tool_calls": CALLS, "reasoning": "Hm", "finish_reason": "tool_calls"}
+    pipeline.more = told | {"usage": usage}
     answer = api.responses.create(model="scripted", input="Weather?", tools=[TOOL], tool_choice="required")
     reasoning, call = answer.output
+    assert answer.usage.output_tokens_details.reasoning_tokens == 4
     assert reasoning.content[0].text == "Hm"
     assert (call.call_id, call.name, call.arguments) == ("call_1", "weather", '{"city": "Rome"}')
     assert answer.status == "completed"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from waiting import until
 
 from sglang_omni.client import (
     Client,
+    CompletionResult,
     CompletionStreamChunk,
     GenerateRequest,
     RequestError,
@@ -152,3 +153,21 @@ async def test_a_prompt_counts_once(steps: Steps) -> None:
     results = await answers.complete()
     assert answers.usage([result.usage for result in results]) == UsageInfo(20, 10, 30, 16)
     assert answers.usage([None] * 4) is None
+
+
+async def test_a_client_that_tells_no_parts_still_begins_the_others() -> None:
+    """As one over HTTP does, behind which another server answers whole."""
+
+    class Whole:
+        begun: ClassVar[list[str]] = []
+
+        async def completion(
+            self, request: GenerateRequest, *, request_id: str, **_: Any
+        ) -> CompletionResult:
+            self.begun.append(request_id)
+            return CompletionResult(request_id, f"by {request_id}")
+
+    answers = Choices(Whole(), ["a", "b", "c"], [GenerateRequest(prompt="Hi", stream=False)], per_prompt=3)  # type: ignore[arg-type]
+    results = await asyncio.wait_for(answers.complete(), 60)
+    assert [result.text for result in results] == ["by a", "by b", "by c"]
+    assert Whole.begun[0] == "a"

@@ -111,3 +111,15 @@ def test_a_deleted_response_is_found_no_more_and_those_that_follow_still_know_it
     assert not store._kept
     assert not store._sizes
     assert not store._counts
+
+
+def test_a_long_chain_of_deleted_responses_goes_with_its_last() -> None:
+    store = ResponseStore(max_responses=8192)
+    last: KeptResponse | None = None
+    for number in range(2000):
+        last = keep(store, str(number), previous=last)
+    for number in range(2000):
+        store.delete(store.need(str(number), None))
+    assert not store._kept
+    assert not store._sizes
+    assert not store._counts

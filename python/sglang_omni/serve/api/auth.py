@@ -120,7 +120,7 @@ class Guard:
             raise RequestError(
                 f"{scope['path']} is for administrators: {how}", code="admin_key_needed", status=403
             )
-        if (scope["method"] not in _READING or not is_admin) and not self._is_own_name(headers):
+        if (scope.get("method") not in _READING or not is_admin) and not self._is_own_name(headers):
             raise RequestError(
                 f"this server is not known as {headers.get('host', '')[:256]!r}: ask it by its address, or "
                 "name it with --allowed-hosts",

@@ -135,9 +135,12 @@ class Choices:
             def on_chunk(chunk: GenerateChunk) -> None:
                 _begin(lead, chunk)
 
-        return await self._client.completion(
+        result = await self._client.completion(
             request, request_id=request_id, audio_format=self._audio_format, on_chunk=on_chunk
         )
+        if not lead.done():  # A client over HTTP has no chunks.
+            lead.set_result(result.finish_reason != "abort")
+        return result
 
     def _chunks(self, index: int) -> AsyncGenerator[CompletionStreamChunk, None]:
         request_id, request = self._requests[index]

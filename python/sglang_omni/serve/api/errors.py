@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 
 from sglang_omni.client import ClientError, RequestError
 from sglang_omni.proto import Unavailable, shortened
@@ -23,7 +23,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class ClientDisconnected(Exception):
-    """The caller left before it was answered."""
+    """The caller left before it was answered. In mid-upload it is starlette's ClientDisconnect."""
 
 
 # Out of disk space or descriptors: another try may find some.
@@ -137,5 +137,6 @@ def install(app: FastAPI, routes: RouteHints) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(ClientDisconnected, disconnected)
+    app.add_exception_handler(ClientDisconnect, disconnected)
     for kind in (RequestError, TimeoutError, RuntimeError, Exception):
         app.add_exception_handler(kind, failed)

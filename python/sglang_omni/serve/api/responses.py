@@ -351,6 +351,6 @@ def _usage(usage: UsageInfo | None) -> dict[str, Any] | None:
         "input_tokens": usage.prompt_tokens or 0,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens or 0,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.total_tokens or 0,
     }

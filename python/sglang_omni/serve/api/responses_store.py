@@ -144,16 +144,19 @@ class ResponseStore:
             self._kept.move_to_end(each.fields["id"])
 
     def _forget(self, response: KeptResponse) -> None:
-        del self._kept[response.fields["id"]]
-        for counter, amount in ((self._counts, 1), (self._sizes, response.size)):
-            counter[response.owner] -= amount
-            if not counter[response.owner]:
-                del counter[response.owner]
-        previous = response.previous
-        if previous is not None:
-            previous.followers -= 1
-            if previous.is_deleted and not previous.followers:
-                self._forget(previous)
+        """Drop a response, and those before it that were deleted and only it still needed."""
+        last: KeptResponse | None = response
+        while last is not None:
+            del self._kept[last.fields["id"]]
+            for counter, amount in ((self._counts, 1), (self._sizes, last.size)):
+                counter[last.owner] -= amount
+                if not counter[last.owner]:
+                    del counter[last.owner]
+            previous = last.previous
+            if previous is not None:
+                previous.followers -= 1
+            is_over = previous is not None and previous.is_deleted and not previous.followers
+            last = previous if is_over else None
 
 
 def _bytes(value: Any) -> int:

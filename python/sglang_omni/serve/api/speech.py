@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from sglang_omni.client import NoAudioError, RequestError
-from sglang_omni.client.audio import FORMAT_MIME_TYPES, Base64Pieces
+from sglang_omni.client import RequestError
+from sglang_omni.client.audio import FORMAT_MIME_TYPES, Base64Pieces, no_audio
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
 from sglang_omni.serve.api.session import session_key
@@ -85,7 +85,7 @@ async def _streamed(body: CreateSpeechRequest, speech: EncodedSpeech, request_id
         await pieces.aclose()
         raise
     if not first:
-        raise NoAudioError()
+        raise no_audio(speech.finish_reason)
     if body.stream_format == "sse":
         return EventStream(_events(speech, first, pieces), request_id=request_id, done=False)
     return StreamedResponse(

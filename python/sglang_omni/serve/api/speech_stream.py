@@ -12,7 +12,8 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from sglang_omni.client import NoAudioError, RequestError, UsageInfo
+from sglang_omni.client import RequestError, UsageInfo
+from sglang_omni.client.audio import no_audio
 from sglang_omni.serve.api.errors import describe
 from sglang_omni.serve.api.protocol.speech import MAX_INPUT_CHARS
 from sglang_omni.serve.api.protocol.speech_stream import (
@@ -249,7 +250,7 @@ class _Session:
         if error is not None:
             await self._send_error(error, **place)
         elif first is None:
-            await self._send_error(NoAudioError(), **place)
+            await self._send_error(no_audio(sentence.speech.finish_reason), **place)
         await self._send(
             {
                 "type": "audio.done",

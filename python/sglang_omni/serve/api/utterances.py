@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from sglang_omni.client import UsageInfo
 from sglang_omni.preprocessing.sentences import SentenceSplitter
+from sglang_omni.proto import first_failure
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.spoken import EncodedSpeech
 
@@ -102,9 +103,13 @@ class Utterance:
             self._silent = sentence[-_CLAUSE_CHARS:]
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._start_sentences(group))
-            await self._send_sentences()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._start_sentences(group))
+                await self._send_sentences()
+        except BaseExceptionGroup as failed:
+            # The client may have left while something was sent to it, which is an end as any other.
+            raise first_failure(failed) from None
 
     async def _start_sentences(self, group: asyncio.TaskGroup) -> None:
         index = 0
