@@ -1,7 +1,8 @@
 """What is published of each family's models: facts of their files, without their texts and weights.
 
-``models/FAMILY/published.json`` holds them. Makers of random checkpoints shrink these configs, tests hold
-loaders against these names, and docs/models.md lists these ids: none of them has a config of its own.
+``models/FAMILY/published.json`` holds them, and ``published_codec.json`` those of a codec that is published
+by itself. Makers of random checkpoints shrink these configs, tests hold loaders against these names, and
+docs/models.md lists these ids: none of them has a config of its own.
 ``scripts/published_facts.py`` writes the facts of a folder with a model's files.
 
 Imports the standard library only.
