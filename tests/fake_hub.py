@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo in self.server.gated:
             self._send(401, {"x-error-code": "GatedRepo", "x-error-message": "no"}, b"", body=body)
             return
-        data = dict(self._files(repo))[name]
+        data = (self.server.repos[repo] / name).read_bytes()
         headers = {"etag": f'"{hashlib.sha1(data).hexdigest()}"', "x-repo-commit": SHA}
         if (wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range") or "")) is None:
             self.server.sent[name] += len(data) if body else 0

@@ -25,6 +25,10 @@ LEFT: dict[str, tuple[str, list[str]]] = {
             *("flax_model.msgpack", "pytorch_model.bin"),
         ],
     ),
+    "openai/whisper-base": (
+        "whisper",
+        ["README.md", ".gitattributes", "flax_model.msgpack", "pytorch_model.bin", "tf_model.h5"],
+    ),
     "fishaudio/s2-pro": ("fish_s2_pro", ["README.md", "LICENSE.md", ".gitattributes"]),
     "Qwen/Qwen3-ASR-0.6B": ("qwen3_asr", ["README.md"]),
     "meta-llama/Llama-3.2-1B-Instruct": (
@@ -34,6 +38,9 @@ LEFT: dict[str, tuple[str, list[str]]] = {
             *(f"original/{name}" for name in ("consolidated.00.pth", "params.json", "tokenizer.model")),
         ],
     ),
+    "Qwen/Qwen2.5-0.5B-Instruct": ("text", ["README.md", "LICENSE", ".gitattributes"]),
+    "Qwen/Qwen3-0.6B": ("text", ["README.md", "LICENSE", ".gitattributes"]),
+    "Qwen/Qwen3-30B-A3B": ("text", ["README.md", "LICENSE", ".gitattributes"]),
     "bosonai/higgs-audio-v2-generation-3B-base": (
         "higgs_audio_v2",
         [

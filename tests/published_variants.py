@@ -106,4 +106,6 @@ def _rewrite(path: Path, files: dict[str, list[str]]) -> None:
         save_file({name: weights[name] for name in names}, path / file, metadata={"format": "pt"})
     if len(files) > 1:
         weight_map = {name: file for file, names in files.items() for name in names}
-        (path / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+        size = sum(weight.nbytes for weight in weights.values())
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (path / INDEX_FILE).write_text(json.dumps(index))

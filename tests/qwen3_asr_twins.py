@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,20 @@ from sglang_omni.proto import OmniRequest, StagePayload
 # Limits of an answer's tokens, and of a piece.
 MOST = 16
 PIECE_SECONDS = 3.0
+
+
+def without_loops(text: str) -> str:
+    """What the authors' ``detect_and_fix_repetitions`` leaves of a text, by its definition."""
+    runs = ["".join(run) for _, run in groupby(text)]
+    text = "".join(run[0] if len(run) > 20 else run for run in runs)
+    fixed, at = "", 0
+    while len(text) - at >= 40:
+        times = [n for n in range(1, 21) if text[at : at + 20 * n] == 20 * text[at : at + n]]
+        unit = text[at : at + (times[0] if times else 1)]
+        fixed, at = fixed + unit, at + len(unit)
+        while times and text[at : at + len(unit)] == unit:
+            at += len(unit)
+    return fixed + text[at:]
 
 
 @dataclass
@@ -53,8 +68,8 @@ class Qwen3ASRTwins:
         options = {"max_new_tokens": MOST, **options}
         return transcribed(preprocess, scheduler, [recording(sound) for sound in sounds], **options)
 
-    def expected(self, sound: Any, **params: Any) -> list[list[int]]:
-        """The tokens of each piece."""
+    def expected(self, sound: Any, most: int = MOST, **params: Any) -> list[list[int]]:
+        """The tokens of each piece, ``most`` of them."""
         import torch
 
         prompt = self.preprocessed(**params)
@@ -74,7 +89,7 @@ class Qwen3ASRTwins:
                 attention_mask=torch.ones(1, len(ids), dtype=torch.long),
                 input_features=heard["input_features"],
                 input_features_mask=heard["attention_mask"],
-                max_new_tokens=MOST,
+                max_new_tokens=most,
                 do_sample=False,
             )
             found.append(answer[0, len(ids) :].tolist())

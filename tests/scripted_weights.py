@@ -53,3 +53,36 @@ def make_say(directory: Path, script: Sequence[int], *, decoder: str, embeddings
             elif name.startswith(decoder) and _ADDED.search(name):
                 tensors[name] = torch.zeros_like(tensors[name])
         save_file(tensors, path, metadata)
+
+
+def make_begin_with(directory: Path, script: Sequence[int], *, decoder: str, embeddings: str) -> None:
+    """Rewrites the one file of a checkpoint, so that each token of a script brings the next one.
+
+    What the model says behind the script, or to a prompt that ends with none of its tokens, is as random as
+    before. Each token of the script has a number of the embeddings to itself, by which the first layer's MLP
+    knows it: one of its neurons then adds the next token's embedding to the stream, many times over.
+
+    Args:
+        script: Token ids: the last one of a prompt, and the beginning of the answer to it.
+        decoder: Prefix of the names of the decoder's layers.
+        embeddings: The name of its table, which is also that of its output.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    (file,) = (directory / name for name in weight_files_in(directory).files)
+    tensors = load_file(file)
+    table, first = tensors[embeddings], f"{decoder}0."
+    own = range(table.shape[1] - len(script) + 1, table.shape[1])
+    table[:, own] = 0
+    for name in ("self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+        tensors[f"{first}{name}.weight"].zero_()
+    tensors[f"{first}post_attention_layernorm.weight"].fill_(1)
+    for neuron, (place, (token, following)) in enumerate(zip(own, pairwise(script), strict=True)):
+        table[token, place] = table[token].norm()
+        tensors[f"{first}mlp.gate_proj.weight"][neuron, place] = 1
+        tensors[f"{first}mlp.up_proj.weight"][neuron, place] = 1
+        tensors[f"{first}mlp.down_proj.weight"][:, neuron] = 10 * torch.nn.functional.normalize(
+            table[following], dim=0
+        )
+    save_file(tensors, file, metadata={"format": "pt"})

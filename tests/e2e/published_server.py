@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 from fake_hub import SHA, FakeHub, fake_hub
@@ -13,10 +14,10 @@ from published_repositories import decoys_of
 
 
 @contextmanager
-def served(
+def serving(
     folder: Path, model_id: str, repository: Path, *flags: str, beside: Mapping[str, Path] | None = None
-) -> Iterator[openai.OpenAI]:
-    """A client of a server that was given nothing but the model's id; the hub has ``repository``.
+) -> Iterator[tuple[Fleet, FakeHub]]:
+    """A server that was given nothing but the model's id, and ``flags``; the hub has ``repository``.
 
     Args:
         beside: The hub's other repositories, by id, which the model needs too.
@@ -29,9 +30,22 @@ def served(
         try:
             for name, path in repositories.items():
                 check_fetched(hub, name, path)
-            yield openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=240)
+            yield server, hub
         finally:
             server.stop()
+
+
+@contextmanager
+def served(
+    folder: Path, model_id: str, repository: Path, *flags: str, **options: Any
+) -> Iterator[openai.OpenAI]:
+    """A client of ``serving``."""
+    with serving(folder, model_id, repository, *flags, **options) as (server, _):
+        yield client_of(server)
+
+
+def client_of(server: Fleet) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=240)
 
 
 def check_fetched(hub: FakeHub, model_id: str, repository: Path) -> None:

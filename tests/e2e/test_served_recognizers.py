@@ -1,9 +1,11 @@
-"""Whisper and Qwen3-ASR through ``sgl-omni serve`` and OpenAI's client: formats, streams, batches, aborts."""
+"""The published Whisper and Qwen3-ASR, each served by its id: what transformers hears, in all formats, in
+streams and in batches. Names, configs and vocabularies are as published, weights random."""
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,50 +14,102 @@ from typing import Any
 import httpx
 import numpy as np
 import openai
+import published_recognizers
 import pytest
 from fleet import Fleet, wait_until
+from published_recognizers import QWEN3_ASR, WHISPER
+from published_server import client_of, served, serving
+from qwen3_asr_twins import Qwen3ASRTwins, without_loops
 from transcription_runs import recording, tones
+from whisper_twins import WhisperTwins
 
-from sglang_omni.models.qwen3_asr.tiny_checkpoint import make as make_qwen3_asr
-from sglang_omni.models.whisper.tiny_checkpoint import make
+from sglang_omni.models.qwen3_asr.components.answer import TEXT_MARK
 
 pytestmark = pytest.mark.long
 SOUNDS = [tones(seed, 1.5 + seed) for seed in range(8)]
+# One is longer than Whisper's window, with silence in it.
+LONG = 5
+SOUNDS[LONG] = np.concatenate([SOUNDS[0], np.zeros(472_000, np.float32), tones(20, 4.0)])
 FILES = [(f"{seed}.wav", recording(sound)) for seed, sound in enumerate(SOUNDS)]
+# The authors' limit of a text's bytes for each compressed one.
+MOST_REPETITIVE = 2.4
 
 
 @pytest.fixture(scope="module")
-def whisper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("whisper-served")
-    server = Fleet.launch(folder / "log", "--model-path", str(make(folder / "tiny-whisper", seed=3)))
-    yield server
-    server.stop()
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With Whisper's repository. Its texts are shorter than published ones."""
+    path = tmp_path_factory.mktemp("whisper-served")
+    published_recognizers.whisper(path / "repository", seed=3, max_target_positions=64)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whisper(folder: Path) -> Iterator[Fleet]:
+    with serving(folder, WHISPER, folder / "repository") as (server, _):
+        yield server
 
 
 @pytest.fixture
 def client(whisper: Fleet) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{whisper.base_url}/v1", api_key="none", max_retries=0, timeout=180)
+    return client_of(whisper)
 
 
-def transcribe(client: openai.OpenAI, index: int, **options: Any) -> Any:
-    model = client.models.list().data[0].id
+def transcribe(client: openai.OpenAI, index: int, model: str = WHISPER, **options: Any) -> Any:
     return client.audio.transcriptions.create(model=model, file=FILES[index], **options)
 
 
+def repetitiveness(text: str) -> float:
+    return len(text.encode()) / len(zlib.compress(text.encode()))
+
+
+def test_what_is_heard_is_what_transformers_hears(folder: Path, client: openai.OpenAI) -> None:
+    """With openai's defaults: languages, times, and repetitive texts written again; and translated."""
+    twins = WhisperTwins(folder / "repository")
+    heard, again = (0, 2, 3, LONG), set()
+    for index in heard:
+        right = twins.expected(SOUNDS[index], task="transcribe")
+        text = twins.text([token for _, _, tokens in right for token in tokens])
+        verbose = transcribe(client, index, response_format="verbose_json")
+        if is_greedy(verbose, right):
+            assert verbose.text == text
+        else:
+            again.add(index)
+        # Windows of the long one are not.
+        assert (index in again) == (index != LONG and repetitiveness(text) > MOST_REPETITIVE), index
+    assert 0 < len(again) < len(heard)
+    translations = [
+        client.audio.translations.create(model=WHISPER, file=FILES[index], response_format="verbose_json")
+        for index in range(2)
+    ]
+    assert any(
+        is_greedy(translation, twins.expected(SOUNDS[index], task="translate"))
+        for index, translation in enumerate(translations)
+    )
+
+
+def is_greedy(verbose: Any, right: list[tuple[float, float, list[int]]]) -> bool:
+    """Checks an answer against transformers', unless a window was written again."""
+    segments = verbose.to_dict()["segments"]
+    if {segment["temperature"] for segment in segments} != {0.0}:
+        return False
+    assert [(each["start"], each["end"], each["tokens"]) for each in segments] == right
+    return True
+
+
 def test_all_formats_say_the_same(client: openai.OpenAI) -> None:
-    plain = transcribe(client, 5)
-    verbose = transcribe(client, 5, response_format="verbose_json")
+    plain = transcribe(client, LONG)
+    verbose = transcribe(client, LONG, response_format="verbose_json")
     assert len(plain.text) > 5
-    assert plain.usage.seconds == pytest.approx(6.5, abs=0.01)
+    assert plain.usage.seconds == len(SOUNDS[LONG]) / 16_000
     assert (verbose.text, verbose.duration, verbose.task) == (plain.text, plain.usage.seconds, "transcribe")
     assert verbose.language in ("english", "chinese", "german", "spanish", "french", "japanese")
     starts = [segment.start for segment in verbose.segments]
     assert starts == sorted(starts)
     assert len(starts) > 2
     assert all(segment.tokens and segment.end >= segment.start for segment in verbose.segments)
-    assert transcribe(client, 5, response_format="text") == plain.text + "\n"
+    assert transcribe(client, LONG, response_format="text") == plain.text + "\n"
     for kind, arrow in (("srt", ","), ("vtt", ".")):
-        subtitles = transcribe(client, 5, response_format=kind)
+        subtitles = transcribe(client, LONG, response_format=kind)
         assert subtitles.count(" --> ") == len(starts)
         assert f"00:00:{starts[-1]:06.3f}".replace(".", arrow) in subtitles
 
@@ -106,9 +160,8 @@ def test_words_are_told_if_they_are_wanted(client: openai.OpenAI) -> None:
 
 
 def test_translation_and_prompt(client: openai.OpenAI) -> None:
-    model = client.models.list().data[0].id
     translated = client.audio.translations.create(
-        model=model, file=FILES[6], prompt="the old house", response_format="verbose_json"
+        model=WHISPER, file=FILES[6], prompt="the old house", response_format="verbose_json"
     )
     assert translated.language == "english"
     assert translated.text != transcribe(client, 6).text
@@ -159,47 +212,59 @@ def test_wrong_requests(client: openai.OpenAI, options: Any, param: str | None, 
 
 
 def test_what_is_no_recording(client: openai.OpenAI) -> None:
-    model = client.models.list().data[0].id
     with pytest.raises(openai.BadRequestError, match="not audio"):
-        client.audio.transcriptions.create(model=model, file=("a.wav", b"nonsense" * 100))
+        client.audio.transcriptions.create(model=WHISPER, file=("a.wav", b"nonsense" * 100))
     quiet = client.audio.transcriptions.create(
-        model=model, file=("quiet.wav", recording(np.zeros(32_000, np.float32)))
+        model=WHISPER, file=("quiet.wav", recording(np.zeros(32_000, np.float32)))
     )
     assert quiet.text == ""
     with pytest.raises(openai.BadRequestError, match="chat"):
-        client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hi"}])
+        client.chat.completions.create(model=WHISPER, messages=[{"role": "user", "content": "Hi"}])
 
 
 def test_qwen3_asr(tmp_path: Path) -> None:
-    """What is its own: one segment a piece of the recording, and no translation."""
-    path = make_qwen3_asr(tmp_path / "tiny-qwen3-asr", seed=1)
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        "config_cls: sglang_omni.models.qwen3_asr.config.Qwen3ASRPipelineConfig\n"
-        f"model_path: {path}\n"
-        "runtime_overrides: {transcribe: {piece_seconds: 3.0}}\n"
-    )
-    server = Fleet.launch(tmp_path / "log", "--config", str(config))
-    try:
-        client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=180)
-        options = {"language": "en", "response_format": "verbose_json"}
-        alone = [transcribe(client, index, **options).to_dict() for index in range(8)]
-        assert [len(answer["segments"]) for answer in alone[:3]] == [1, 1, 2]
-        assert (alone[5]["language"], alone[5]["segments"][-1]["end"]) == ("english", 6.5)
-        with ThreadPoolExecutor(8) as pool:
-            together = list(pool.map(lambda index: transcribe(client, index, **options).to_dict(), range(8)))
+    """What is its own: one segment a piece of the recording, its loops, and no translation."""
+    repository = published_recognizers.qwen3_asr(tmp_path / "repository", seed=2)
+    twins = Qwen3ASRTwins(published_recognizers.qwen3_asr(tmp_path / "twin", seed=2, layout="transformers"))
+    options: dict[str, Any] = {"model": QWEN3_ASR, "response_format": "verbose_json"}
+    few = (0, 3)
+    with served(tmp_path, QWEN3_ASR, repository, "--stage", "transcribe.piece_seconds=3") as client:
+        alone = [transcribe(client, index, **options).to_dict() for index in few]
+        first, last = alone
+        assert [len(answer["segments"]) for answer in alone] == [1, 2]
+        assert (last["language"], last["segments"][-1]["end"]) == ("english", 4.5)
+        assert sum(check_pieces(answer, twins, index) for answer, index in zip(alone, few, strict=True)) > 0
+        with ThreadPoolExecutor(2) as pool:
+            together = list(pool.map(lambda index: transcribe(client, index, **options).to_dict(), few))
         assert together == alone
-        assert transcribe(client, 5, language="en", response_format="srt").count(" --> ") == len(
-            alone[5]["segments"]
-        )
+        # To a prompt that names the language, it answers what it says behind the language that it heard.
+        given = transcribe(client, 0, language="en", **options).to_dict()
+        (heard,), (same,) = (answer["segments"] for answer in (first, given))
+        mark = twins.tokenizer.token_to_id(TEXT_MARK)
+        text = heard["tokens"][heard["tokens"].index(mark) + 1 :]
+        assert text == same["tokens"][: len(text)]
+        subtitles = transcribe(client, 3, QWEN3_ASR, response_format="srt")
+        assert subtitles.count(" --> ") == len(last["segments"])
         for response_format in ("json", "verbose_json"):
-            events = list(transcribe(client, 5, language="en", response_format=response_format, stream=True))
+            events = list(transcribe(client, 0, QWEN3_ASR, response_format=response_format, stream=True))
             deltas = [event.delta for event in events[:-1]]
-            assert "".join(deltas) == events[-1].text == alone[5]["text"]
+            assert "".join(deltas) == events[-1].text == first["text"]
             assert len(deltas) > 10
         with pytest.raises(openai.BadRequestError, match="translation"):
-            client.audio.translations.create(model=client.models.list().data[0].id, file=FILES[0])
+            client.audio.translations.create(model=QWEN3_ASR, file=FILES[0])
         with pytest.raises(openai.BadRequestError, match="did you mean 'English'"):
-            transcribe(client, 0, language="englich")
-    finally:
-        server.stop()
+            transcribe(client, 0, QWEN3_ASR, language="englich")
+
+
+def check_pieces(answer: dict[str, Any], twins: Qwen3ASRTwins, index: int) -> int:
+    """Checks an answer's tokens and texts; returns how many of its pieces have a loop."""
+    most = max(len(segment["tokens"]) for segment in answer["segments"])
+    right = twins.expected(SOUNDS[index], most)
+    loops = 0
+    for segment, tokens in zip(answer["segments"], right, strict=True):
+        assert segment["tokens"] == tokens[: len(segment["tokens"])]
+        raw = twins.tokenizer.decode(segment["tokens"]).strip()
+        text = without_loops(raw).partition(TEXT_MARK)[2].strip()
+        assert segment["text"].strip() == text
+        loops += text != raw.partition(TEXT_MARK)[2].strip()
+    return loops

@@ -1,4 +1,4 @@
-"""Whisper tiny.en with its real weights, as a client of the server finds it, on thirty spoken sentences.
+"""Whisper tiny.en with its real weights, served by its id, on thirty spoken sentences.
 
 What it writes is compared with transformers on the same weights, token for token and word for word in time;
 and with the demo's own ears, which have the same weights too: how many words each gets wrong.
@@ -7,17 +7,16 @@ and with the demo's own ears, which have the same weights too: how many words ea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 import soxr
-from fleet import Fleet
 from packaged_whisper import make_packaged_whisper
+from published_repositories import with_decoys
+from published_server import served
 from transcription_runs import RATE, recording
 from whisper_twins import WhisperTwins
 
@@ -58,6 +57,7 @@ SENTENCES = (
     "Birds build their nests in the tall grass by the lake.",
 )
 MOST_WRONG = 0.05
+TINY = "openai/whisper-tiny.en"
 
 
 def words(text: str) -> list[str]:
@@ -91,33 +91,24 @@ def noisy(spoken: list[np.ndarray]) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_packaged_whisper(tmp_path_factory.mktemp("whisper") / "tiny.en")
+    return with_decoys(make_packaged_whisper(tmp_path_factory.mktemp("whisper") / "tiny.en"), TINY)
 
 
 @pytest.fixture(scope="module")
-def answers(
-    checkpoint: Path, spoken: list[np.ndarray], noisy: list[np.ndarray]
-) -> Iterator[list[dict[str, Any]]]:
+def answers(checkpoint: Path, spoken: list[np.ndarray], noisy: list[np.ndarray]) -> list[dict[str, Any]]:
     """Of the sentences, of all of them in one recording, and of each in noise."""
-    server = Fleet.launch(
-        checkpoint.parent / "log", "--model-path", str(checkpoint), "--stage", "transcribe.dtype=float32"
-    )
-    client = openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=300)
-    model = client.models.list().data[0].id
+    with served(checkpoint.parent, TINY, checkpoint, "--stage", "transcribe.dtype=float32") as client:
 
-    def transcribed(sound: np.ndarray) -> dict[str, Any]:
-        return client.audio.transcriptions.create(
-            model=model,
-            file=("a.wav", recording(sound)),
-            response_format="verbose_json",
-            timestamp_granularities=["segment", "word"],
-        ).to_dict()
+        def transcribed(sound: np.ndarray) -> dict[str, Any]:
+            return client.audio.transcriptions.create(
+                model=TINY,
+                file=("a.wav", recording(sound)),
+                response_format="verbose_json",
+                timestamp_granularities=["segment", "word"],
+            ).to_dict()
 
-    try:
         with ThreadPoolExecutor(8) as pool:
-            yield list(pool.map(transcribed, [*spoken, np.concatenate(spoken), *noisy]))
-    finally:
-        server.stop()
+            return list(pool.map(transcribed, [*spoken, np.concatenate(spoken), *noisy]))
 
 
 def test_tokens_and_times_are_those_of_transformers(

@@ -1,117 +1,196 @@
-"""Language models through ``sgl-omni serve``: token for token what transformers' ``generate`` says.
+"""Published language models, each served by its id: token for token what transformers' ``generate`` says.
 
-One checkpoint is served from a directory, one from a hub by two replicas behind the router.
+Their names, configs, vocabularies and the style of their templates are as published, their weights random.
+One has two replicas behind the router.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
+import published_text_models
 import pytest
-from fake_hub import FakeHub, fake_hub
+from fake_hub import FakeHub
 from fleet import Fleet
 from openai.types import CompletionChoice
-from tiny_checkpoints import VOCAB_SIZE, TinyCheckpoint, with_tokenizer
+from published_server import client_of, serving
+from published_text_models import LLAMA, QWEN2, QWEN3, change_settings, text_model
+from tiny_checkpoints import TinyCheckpoint
 
-PROMPT = [5, 7, 11, 150, 3]
-CONTEXT = 256
+from sglang_omni.published import published_model
+
+SENTENCE = "The old house"
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "now",
+        "description": "The time of day",
+        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}},
+    },
+}
 # Two replicas behind the router; what has a session goes to the same one.
-FLEET = ("--dp-size", "2", "--policy", "consistent_hash")
+FLEET = ("--dp-size", "2", "--policy", "consistent_hash", "--revision", "v1")
+# As the authors tell for longer texts; and the windows that the published config describes and leaves off.
+LONG_TEXTS = {
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "use_sliding_window": True,
+    "sliding_window": 16,
+    "max_window_layers": 1,
+}
+CONTEXT = 1200
 
 
 @dataclass
 class Served:
-    checkpoint: TinyCheckpoint
-    server: Fleet
+    """
+    Attributes:
+        tokenizer: That of transformers.
+    """
+
     name: str
-    hub: FakeHub | None = None
+    checkpoint: TinyCheckpoint
+    tokenizer: Any
+    server: Fleet
+    hub: FakeHub
 
     def post(self, path: str, body: Mapping[str, object]) -> httpx.Response:
         return httpx.post(self.server.base_url + path, json=body, timeout=120)
 
     @property
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.server.base_url}/v1", api_key="none", max_retries=0, timeout=120
+        return client_of(self.server)
+
+    @cached_property
+    def prompt(self) -> list[int]:
+        """Tokens of ``SENTENCE``."""
+        token_ids: list[int] = self.tokenizer(SENTENCE).input_ids
+        return token_ids
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def greedy(self, prompt: Sequence[int], count: int) -> str:
+        return self.text(self.checkpoint.greedy(prompt, count))
+
+    def conversation(self, messages: Sequence[Mapping[str, str]], **options: Any) -> list[int]:
+        """Tokens of messages as transformers renders them."""
+        text = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, **options
         )
+        token_ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return token_ids
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
-def served(
-    request: pytest.FixtureRequest,
-    tiny_checkpoint: Callable[..., TinyCheckpoint],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Served]:
-    shape = request.param
-    folder = tmp_path_factory.mktemp(shape)
-    checkpoint = tiny_checkpoint(shape)
-    path = with_tokenizer(checkpoint, folder / shape, temperature=0.7, do_sample=False)
-    with ExitStack() as ends:
-        if shape == "qwen3":
-            hub = ends.enter_context(fake_hub({"org/tiny": path}))
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(os.environ, "HF_ENDPOINT", hub.url)
-                patch.setitem(os.environ, "HF_HOME", str(folder / "hub"))
-                server = Fleet.launch(folder / "log", "org/tiny", "--revision", "v1", *FLEET)
-            served = Served(checkpoint, server, "org/tiny", hub)
-        elif shape == "qwen2":
-            # Its own template cannot be compiled.
-            template = (path / "chat_template.jinja").rename(folder / "another.jinja")
-            (path / "chat_template.jinja").write_text("{% if %}")
-            flags = ("--model-path", str(path), "--chat-template", str(template))
-            server = Fleet.launch(folder / "log", *flags)
-            served = Served(checkpoint, server, str(path))
-        else:
-            server = Fleet.launch(folder / "log", "--model-path", str(path))
-            served = Served(checkpoint, server, str(path))
-        ends.callback(server.stop)
-        yield served
+@pytest.fixture(scope="module", params=[LLAMA, QWEN2, QWEN3], ids=["llama", "qwen2", "qwen3"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-
-def text(token_ids: list[int]) -> str:
-    return " ".join(f"t{token}" for token in token_ids)
+    model_id = request.param
+    folder = tmp_path_factory.mktemp("served")
+    repository = text_model(
+        folder / "repository", model_id, 0, context=CONTEXT, fields=LONG_TEXTS if model_id == QWEN2 else {}
+    )
+    flags: Sequence[str] = ()
+    if model_id == QWEN3:
+        flags = FLEET
+    elif model_id == QWEN2:
+        # Its own template cannot be compiled.
+        change_settings(repository / "tokenizer_config.json", chat_template="{% if %}")
+        (folder / "another.jinja").write_text(published_text_models.template("smollm3"))
+        flags = ("--chat-template", str(folder / "another.jinja"), "--tool-call-parser", "hermes")
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(repository, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(repository)
+    if model_id == QWEN2:
+        tokenizer.chat_template = (folder / "another.jinja").read_text()
+    with serving(folder, model_id, repository, *flags) as (server, hub):
+        yield Served(model_id, TinyCheckpoint(repository, model), tokenizer, server, hub)
 
 
 def test_every_way_to_ask(served: Served) -> None:
-    """Greedy, because generation_config.json says so."""
-    expected = served.checkpoint.greedy(PROMPT, 12)
+    prompt = served.prompt
+    expected = served.checkpoint.greedy(prompt, 12)
+    text = served.text(expected)
     assert [model.id for model in served.client.models.list()] == [served.name]
 
-    native = served.post("/generate", {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 12}})
+    sampling = {"max_new_tokens": 12, "temperature": 0}
+    native = served.post("/generate", {"input_ids": prompt, "sampling_params": sampling})
     assert native.json()["output_ids"] == expected
-    whole = served.client.completions.create(model=served.name, prompt=PROMPT, max_tokens=12)
-    assert whole.choices[0].text == text(expected)
+    asked: dict[str, Any] = {"model": served.name, "max_tokens": 12, "temperature": 0}
+    whole = served.client.completions.create(prompt=prompt, **asked)
+    assert whole.choices[0].text == text
     assert whole.choices[0].finish_reason == "length"
-    stream = served.client.completions.create(
-        model=served.name, prompt=text(PROMPT), max_tokens=12, stream=True
-    )
+    stream = served.client.completions.create(prompt=SENTENCE, stream=True, **asked)
     pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
-    assert "".join(pieces) == text(expected)
-    assert len(pieces) > 6
-    chat = served.client.chat.completions.create(
-        model=served.name, messages=[{"role": "user", "content": text(PROMPT)}], max_tokens=12
+    assert "".join(pieces) == text
+    assert len(pieces) > 4
+
+
+def test_chats_are_rendered_as_by_transformers(served: Served) -> None:
+    messages: Any = [
+        {"role": "system", "content": " Be brief. "},
+        {"role": "user", "content": SENTENCE},
+        {"role": "assistant", "content": "Is it old?"},
+        {"role": "user", "content": "Yes <b>é</b>"},
+    ]
+    for options in ({}, {"tools": [TOOL]}):
+        prompt = served.conversation(messages, **options)
+        answer = served.client.chat.completions.create(
+            model=served.name, messages=messages, max_tokens=12, temperature=0, **options
+        )
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens == len(prompt)
+        assert answer.choices[0].message.content == served.greedy(prompt, 12)
+
+
+def test_an_answer_ends_at_a_stop_text(served: Served) -> None:
+    expected = served.greedy(served.prompt, 48)
+    # One behind the first few, of a whole character.
+    stop = next(letter for letter in expected[5:] if letter.isprintable() and letter != "\ufffd")
+    stopped = served.client.completions.create(
+        model=served.name, prompt=served.prompt, stop=[stop], max_tokens=48, temperature=0
     )
-    assert chat.choices[0].message.content == text(served.checkpoint.greedy([1, *PROMPT, 2], 12))
-    assert chat.usage is not None
-    assert chat.usage.prompt_tokens == len(PROMPT) + 2
-
-
-def test_an_answer_ends_at_a_stop_text_or_with_the_context(served: Served) -> None:
-    expected = served.checkpoint.greedy(PROMPT, 12)
-    stop = f"t{expected[6]}"
-    stopped = served.client.completions.create(model=served.name, prompt=PROMPT, stop=[stop], max_tokens=12)
     assert stopped.choices[0].finish_reason == "stop"
-    assert stop not in stopped.choices[0].text.split()
-    full = served.client.completions.create(model=served.name, prompt=PROMPT)
+    assert stopped.choices[0].text == expected.split(stop)[0]
+
+
+@pytest.mark.parametrize("served", [QWEN3], indirect=True, ids=["qwen3"])
+def test_an_answer_ends_with_the_context(served: Served) -> None:
+    room = CONTEXT - len(served.prompt)
+    full = served.client.completions.create(model=served.name, prompt=served.prompt, temperature=0)
     assert full.usage is not None
-    assert full.usage.completion_tokens == CONTEXT - len(PROMPT)
+    assert full.usage.completion_tokens == room
+    assert full.choices[0].text.startswith(served.greedy(served.prompt, 12))
+
+
+def test_sampling_is_as_published(served: Served) -> None:
+    """Of a request that says nothing of it: fields of generation_config.json."""
+    published = published_model("text", served.name).config("generation_config.json")
+    fields = {
+        name: published[name]
+        for name in ("temperature", "top_p", "top_k", "repetition_penalty")
+        if name in published
+    }
+    assert len(fields) >= 2
+
+    def drawn(**sampling: Any) -> str:
+        body = {"model": served.name, "prompt": served.prompt, "max_tokens": 64, "seed": 5, **sampling}
+        text: str = served.post("/v1/completions", body).json()["choices"][0]["text"]
+        return text
+
+    assert drawn() == drawn(**fields)
+    neutral = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+    for name in fields:
+        assert drawn() != drawn(**{name: neutral[name]}), name
 
 
 def test_answers_to_one_prompt_share_its_prefill(served: Served) -> None:
@@ -124,21 +203,22 @@ def test_answers_to_one_prompt_share_its_prefill(served: Served) -> None:
     assert cached[0] == 0
     assert min(cached[1:]) > len(prompt) // 2
 
+    prompts = (served.prompt, served.prompt[1:])
     several = served.client.completions.create(
-        model=served.name, prompt=[PROMPT, PROMPT[1:]], n=2, max_tokens=6, echo=True, stream=True
+        model=served.name, prompt=prompts, n=2, max_tokens=6, echo=True, stream=True, temperature=0
     )
     texts = [""] * 4
     for chunk in several:
         for choice in chunk.choices:
             texts[choice.index] += choice.text
-    for index, token_ids in enumerate((PROMPT, PROMPT, PROMPT[1:], PROMPT[1:])):
-        assert texts[index] == text(token_ids) + text(served.checkpoint.greedy(token_ids, 6))
+    for index, token_ids in enumerate((prompts[0], prompts[0], prompts[1], prompts[1])):
+        assert texts[index] == served.tokenizer.decode(token_ids) + served.greedy(token_ids, 6)
 
 
 def test_seeds_make_answers_that_differ_and_can_be_asked_for_again(served: Served) -> None:
     def texts(n: int, seed: int) -> list[str]:
         answer = served.client.completions.create(
-            model=served.name, prompt=PROMPT, max_tokens=8, temperature=1.5, n=n, seed=seed
+            model=served.name, prompt=served.prompt, max_tokens=8, temperature=1.5, n=n, seed=seed
         )
         return [choice.text for choice in answer.choices]
 
@@ -151,29 +231,25 @@ def test_seeds_make_answers_that_differ_and_can_be_asked_for_again(served: Serve
 def test_log_probabilities_are_transformers(served: Served) -> None:
     import torch
 
-    answer = served.client.completions.create(
-        model=served.name, prompt=PROMPT, max_tokens=6, temperature=0, echo=True, logprobs=2, n=2
-    )
-    token_ids = PROMPT + served.checkpoint.greedy(PROMPT, 6)
+    asked: dict[str, Any] = {"model": served.name, "prompt": served.prompt, "max_tokens": 6}
+    answer = served.client.completions.create(**asked, temperature=0, echo=True, logprobs=2, n=2)
+    token_ids = served.prompt + served.checkpoint.greedy(served.prompt, 6)
     with torch.no_grad():
         scores = served.checkpoint.model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
     expected = [scores[index, token].item() for index, token in enumerate(token_ids[1:])]
     for choice in answer.choices:
-        told = choice.logprobs
-        assert told is not None
-        assert told.tokens == [f"t{token}" for token in token_ids]
-        assert told.token_logprobs is not None
-        assert told.token_logprobs[0] is None
-        assert told.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
-        assert told.top_logprobs is not None
-        assert len(told.top_logprobs[-1]) == 2
+        given = choice.logprobs
+        assert given is not None
+        assert given.tokens is not None
+        assert len(given.tokens) == len(token_ids)
+        assert given.token_logprobs is not None
+        assert given.token_logprobs[0] is None
+        assert given.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+        assert given.top_logprobs is not None
+        assert len(given.top_logprobs[-1]) == 2
 
-    best = served.client.completions.create(
-        model=served.name, prompt=PROMPT, max_tokens=6, temperature=1.5, best_of=6, n=2, logprobs=0, seed=1
-    )
-    every = served.client.completions.create(
-        model=served.name, prompt=PROMPT, max_tokens=6, temperature=1.5, n=6, logprobs=0, seed=1
-    )
+    best = served.client.completions.create(**asked, temperature=1.5, best_of=6, n=2, logprobs=0, seed=1)
+    every = served.client.completions.create(**asked, temperature=1.5, n=6, logprobs=0, seed=1)
     likeliest = sorted((mean(choice) for choice in every.choices), reverse=True)
     assert [mean(choice) for choice in best.choices] == pytest.approx(likeliest[:2])
 
@@ -185,43 +261,59 @@ def mean(choice: CompletionChoice) -> float:
 
 
 def test_tokens_of_texts_and_texts_of_tokens(served: Served) -> None:
-    told = served.post("/tokenize", {"prompt": text(PROMPT), "return_token_strs": True}).json()
-    strings = [f"t{token}" for token in PROMPT]
-    assert told == {"count": 5, "max_model_len": CONTEXT, "tokens": PROMPT, "token_strs": strings}
-    chat = served.post("/tokenize", {"messages": [{"role": "user", "content": text(PROMPT)}]}).json()
-    assert chat["tokens"] == [1, *PROMPT, 2]
-    assert served.post("/detokenize", {"tokens": PROMPT}).json() == {"prompt": text(PROMPT)}
+    prompt = served.prompt
+    found = served.post("/tokenize", {"prompt": SENTENCE, "return_token_strs": True}).json()
+    strings = served.tokenizer.convert_ids_to_tokens(prompt)
+    assert found == {
+        "count": len(prompt),
+        "max_model_len": CONTEXT,
+        "tokens": prompt,
+        "token_strs": strings,
+    }
+    messages = [{"role": "user", "content": SENTENCE}]
+    chat = served.post("/tokenize", {"messages": messages}).json()
+    assert chat["tokens"] == served.conversation(messages)
+    assert served.post("/detokenize", {"tokens": prompt}).json() == {
+        "prompt": served.tokenizer.decode(prompt)
+    }
     # What is longer than the context can still be counted.
-    assert served.post("/tokenize", {"prompt": "t5 " * 300}).json()["count"] == 300
-    unknown = served.post("/detokenize", {"tokens": [VOCAB_SIZE]})
+    long = " x" * CONTEXT
+    assert served.post("/tokenize", {"prompt": long}).json()["count"] == len(served.tokenizer(long).input_ids)
+    unknown = served.post("/detokenize", {"tokens": [200_000]})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens")
 
 
 async def test_a_conversation_of_responses(served: Served) -> None:
     """Kept responses are in one replica, which their session leads to."""
-    expected = text(served.checkpoint.greedy([1, *PROMPT, 2], 12))
+    asked: dict[str, Any] = {
+        "model": served.name,
+        "input": SENTENCE,
+        "max_output_tokens": 12,
+        "temperature": 0,
+    }
+    turns = [{"role": "user", "content": SENTENCE}]
+
+    def expected() -> str:
+        answer = served.greedy(served.conversation(turns), 12)
+        turns.extend([{"role": "assistant", "content": answer}, turns[0]])
+        return answer
+
     session = {"x-session-id": "a conversation"}
     client = served.client.with_options(default_headers=session)
-    first = client.responses.create(model=served.name, input=text(PROMPT), max_output_tokens=12)
-    assert (first.output_text, first.status) == (expected, "incomplete")
+    first = client.responses.create(**asked)
+    opening = expected()
+    assert (first.output_text, first.status) == (opening, "incomplete")
     last = first.id
     for _ in range(4):
-        stream = client.responses.create(
-            model=served.name,
-            input=text(PROMPT),
-            max_output_tokens=12,
-            previous_response_id=last,
-            stream=True,
-        )
-        ended = list(stream)[-1]
+        ended = list(client.responses.create(**asked, previous_response_id=last, stream=True))[-1]
         assert ended.type == "response.incomplete"
-        assert ended.response.output_text == expected
+        assert ended.response.output_text == expected()
         last = ended.response.id
     assert len(list(client.responses.input_items.list(last, order="asc"))) == 9
     async with openai.AsyncOpenAI(
         base_url=f"{served.server.base_url}/v1", api_key="none", max_retries=0, default_headers=session
     ) as asking:
-        assert (await asking.responses.retrieve(first.id)).output_text == expected
+        assert (await asking.responses.retrieve(first.id)).output_text == opening
         await asking.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError, match="x-session-id"):
         client.responses.retrieve(first.id)
@@ -239,14 +331,10 @@ def test_other_modalities_are_refused(served: Served) -> None:
     assert "does not do speech; it does chat, completion" in speech.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("served", ["qwen3"], indirect=True)
-def test_a_fleets_checkpoint_is_downloaded_once(served: Served) -> None:
-    assert served.hub is not None
-    files = {path: count for path, count in served.hub.requests.items() if "/resolve/" in path}
-    assert files
-    assert {count for path, count in files.items() if path.startswith("GET")} == {1}
+@pytest.mark.parametrize("served", [QWEN3], indirect=True, ids=["qwen3"])
+def test_a_fleet_asks_the_hub_once(served: Served) -> None:
     # To see which files there are, and to fetch those that are needed.
     assert max(count for path, count in served.hub.requests.items() if "/api/" in path) == 2
     log = served.server.log.read_text()
-    assert log.count("Looking up org/tiny, revision 'v1',") == 1
-    assert Path(log.split("org/tiny, revision 'v1', is in ")[1].split()[0]).is_dir()
+    assert log.count(f"Looking up {served.name}, revision 'v1',") == 1
+    assert Path(log.split(f"{served.name}, revision 'v1', is in ")[1].split()[0]).is_dir()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from itertools import groupby
 from pathlib import Path
 
 import pytest
-from qwen3_asr_twins import PIECE_SECONDS
+from qwen3_asr_twins import PIECE_SECONDS, without_loops
 from safetensors.torch import load_file, save_file
 from transcription_runs import recording, tones, transcribed
 
@@ -47,20 +46,6 @@ TABLE = {
 }
 
 
-def authors(text: str) -> str:
-    """The authors' function by its definition, on a whole text."""
-    runs = ["".join(run) for _, run in groupby(text)]
-    text = "".join(run[0] if len(run) > 20 else run for run in runs)
-    fixed, at = "", 0
-    while len(text) - at >= 40:
-        times = [n for n in range(1, 21) if text[at : at + 20 * n] == 20 * text[at : at + n]]
-        unit = text[at : at + (times[0] if times else 1)]
-        fixed, at = fixed + unit, at + len(unit)
-        while times and text[at : at + len(unit)] == unit:
-            at += len(unit)
-    return fixed + text[at:]
-
-
 def written(text: str, cuts: random.Random) -> str:
     """``text`` through ``WithoutLoops``, in pieces. None of what comes out is taken back."""
     cleaner, said, at = WithoutLoops(), "", 0
@@ -72,7 +57,7 @@ def written(text: str, cuts: random.Random) -> str:
 
 @pytest.mark.parametrize(("text", "fixed"), TABLE.items(), ids=range(len(TABLE)))
 def test_table(text: str, fixed: str) -> None:
-    assert authors(text) == fixed
+    assert without_loops(text) == fixed
     for seed in range(5):
         assert written(text, random.Random(seed)) == fixed
 
@@ -85,7 +70,7 @@ def test_loops_of_any_kind() -> None:
             unit = "".join(chance.choice("ab 哈") for _ in range(chance.choice((1, 1, 2, 3, 5, 19, 20, 21))))
             text += unit * chance.choice((1, 2, 19, 20, 21, 25)) + unit[: chance.randrange(len(unit) + 1)]
             text += "".join(chance.choice("abcdefgh") for _ in range(chance.choice((0, 0, 3, 45))))
-        fixed = authors(text)
+        fixed = without_loops(text)
         assert written(text, chance) == fixed
         removed += fixed != text
     assert removed > 500

@@ -36,7 +36,7 @@ _TEXT_FIELDS = (
 _SPARE_ROWS = 17
 # What is heard weighs most: else a token would be followed by itself, or be the same in every recording.
 _TOKEN_STD, _HEARD_GAIN, _GAIN = 0.1, 3.0, 1.5
-_CHAT_TEMPLATE = """\
+CHAT_TEMPLATE = """\
 {%- set ns = namespace(system='', user='') -%}
 {%- for message in messages -%}
 {%- set content = message.content -%}
@@ -87,10 +87,13 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     Returns:
         The directory.
     """
-    directory, tiny = Path(path), TinyQwen3ASRShape(**shape)
+    tiny, settings = TinyQwen3ASRShape(**shape), published_model("qwen3_asr").config("tokenizer_config.json")
+    return make_with(Path(path), seed, tiny, WordTokenizer(tiny.text_tokens, settings, CHAT_TEMPLATE))
+
+
+def make_with(directory: Path, seed: int, tiny: TinyQwen3ASRShape, words: WordTokenizer) -> Path:
+    """``make`` with a tokenizer of the caller's, which has ``tiny.text_tokens`` words."""
     directory.mkdir(parents=True, exist_ok=True)
-    published = published_model("qwen3_asr")
-    words = WordTokenizer(tiny.text_tokens, published.config("tokenizer_config.json"), _CHAT_TEMPLATE)
     words.write(directory, versioned=True)
     _write_configs(directory, tiny, words)
     _write_weights(directory, tiny, words, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ PUBLISHED = {
     "llama": "meta-llama/Llama-3.2-1B-Instruct",
     "qwen2": "Qwen/Qwen2.5-0.5B-Instruct",
     "qwen3": "Qwen/Qwen3-0.6B",
+    "qwen3_moe": "Qwen/Qwen3-30B-A3B",
 }
 KINDS = tuple(PUBLISHED)
 _QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -26,7 +27,8 @@ _LLAMA = (
 )
 # Rows of the tables behind the tokenizer's, as in published checkpoints.
 _SPARE_ROWS = 5
-
+# Of a mixture.
+_EXPERTS, _EXPERTS_OF_A_TOKEN = 8, 2
 
 _CHAT = {
     _QWEN: ("<|im_start|>", "\n", "<|im_end|>\n"),
@@ -99,6 +101,12 @@ class TinyTextShape:
             changes["rope_scaling"] = {"original_max_position_embeddings": 64}
         else:
             changes["max_window_layers"] = self.layers
+        if self.kind == "qwen3_moe":
+            changes |= {
+                "num_experts": _EXPERTS,
+                "num_experts_per_tok": _EXPERTS_OF_A_TOKEN,
+                "moe_intermediate_size": self.hidden,
+            }
         return shrunk(published, changes)
 
     def generation_config(self) -> dict[str, Any]:
@@ -130,18 +138,27 @@ class TinyTextShape:
                 shapes[f"{name}.self_attn.{part}_proj.weight"] = (width, hidden)
                 if self.kind == "qwen2":
                     shapes[f"{name}.self_attn.{part}_proj.bias"] = (width,)
-                if self.kind == "qwen3" and part != "v":
+                if self.kind.startswith("qwen3") and part != "v":
                     shapes[f"{name}.self_attn.{part}_norm.weight"] = (self.head_dim,)
             shapes |= {
                 f"{name}.self_attn.o_proj.weight": (hidden, queries),
-                f"{name}.mlp.gate_proj.weight": (2 * hidden, hidden),
-                f"{name}.mlp.up_proj.weight": (2 * hidden, hidden),
-                f"{name}.mlp.down_proj.weight": (hidden, 2 * hidden),
+                **dict(self._mlps(f"{name}.mlp")),
                 f"{name}.input_layernorm.weight": (hidden,),
                 f"{name}.post_attention_layernorm.weight": (hidden,),
             }
         shapes["model.norm.weight"] = (hidden,)
         return shapes if self.tied else {**shapes, "lm_head.weight": vocabulary}
+
+    def _mlps(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The tensors of a layer's MLP, or of its experts and what chooses among them."""
+        hidden, inner, names = self.hidden, 2 * self.hidden, [name]
+        if self.kind == "qwen3_moe":
+            yield f"{name}.gate.weight", (_EXPERTS, hidden)
+            inner, names = hidden, [f"{name}.experts.{expert}" for expert in range(_EXPERTS)]
+        for each in names:
+            yield f"{each}.gate_proj.weight", (inner, hidden)
+            yield f"{each}.up_proj.weight", (inner, hidden)
+            yield f"{each}.down_proj.weight", (hidden, inner)
 
 
 SHAPE = TinyTextShape
@@ -161,11 +178,16 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     Raises:
         TypeError, ValueError: A field is not known, or the sizes contradict each other.
     """
+    return make_with(Path(path), seed, TinyTextShape(**shape), _write_tokenizer)
+
+
+def make_with(
+    path: Path, seed: int, sizes: TinyTextShape, write_tokenizer: Callable[[Path, TinyTextShape], None]
+) -> Path:
+    """``make`` with a tokenizer of the caller's."""
     import numpy as np
     from safetensors.numpy import save_file
 
-    sizes = TinyTextShape(**shape)
-    path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
     chance = np.random.default_rng(seed)
     # Wide enough that greedy answers vary.
@@ -181,7 +203,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     _write_json(path / "config.json", sizes.config())
     _write_json(path / "generation_config.json", sizes.generation_config())
-    _write_tokenizer(path, sizes)
+    write_tokenizer(path, sizes)
     mark_random(path)
     return path
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.tiny_shapes import option
@@ -48,6 +48,13 @@ class TinyWhisperShape:
 SHAPE = TinyWhisperShape
 
 
+class Words(Protocol):
+    """The tokens of words: ids of all, and pairs that are joined, by rank."""
+
+    vocab: dict[str, int]
+    merges: list[tuple[str, str]]
+
+
 def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     """Writes a checkpoint with all the files of the published ones, their weights once.
 
@@ -59,12 +66,17 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     Returns:
         The directory.
     """
-    directory, tiny = Path(path), TinyWhisperShape(**shape)
+    tiny = TinyWhisperShape(**shape)
+    return make_with(Path(path), seed, tiny, WordTokenizer(tiny.text_tokens, {}, ""))
+
+
+def make_with(directory: Path, seed: int, tiny: TinyWhisperShape, words: Words) -> Path:
+    """``make`` with words of the caller's, ``tiny.text_tokens`` of them."""
     directory.mkdir(parents=True, exist_ok=True)
     published = published_model("whisper")
     added = _added_tokens(published, tiny)
     ids = {token["content"]: int(token_id) for token_id, token in added.items()}
-    _write_tokenizer(directory, tiny, published, added)
+    _write_tokenizer(directory, words, published, added)
     _write_configs(directory, tiny, published, ids)
     languages = {f"<|{code}|>" for code in (_LANGUAGES if tiny.multilingual else _LANGUAGES[:1])}
     unused = {token for token in _languages(published) if token not in languages}
@@ -90,12 +102,11 @@ def _added_tokens(published: PublishedModel, tiny: TinyWhisperShape) -> dict[str
 
 
 def _write_tokenizer(
-    directory: Path, tiny: TinyWhisperShape, published: PublishedModel, added: dict[str, dict[str, Any]]
+    directory: Path, words: Words, published: PublishedModel, added: dict[str, dict[str, Any]]
 ) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-    words = WordTokenizer(tiny.text_tokens, {}, "")
-    tokenizer = Tokenizer(models.BPE(words.vocab, [tuple(pair) for pair in words.merges]))
+    tokenizer = Tokenizer(models.BPE(words.vocab, words.merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens([AddedToken(**token) for token in added.values()])
@@ -127,10 +138,11 @@ def _write_configs(
     sizes = asdict(tiny)
     del sizes["text_tokens"], sizes["multilingual"]
     names = {token_id: token for token, token_id in published.added_tokens.items()}
+    same_words = tiny.text_tokens == min(names)
 
     def here(token_id: int | None) -> int | None:
-        """The id here of a published token that is here too; words are others."""
-        if token_id is None or token_id < _BYTES:
+        """The id here of a published token that is here too; tiny vocabularies have other words."""
+        if token_id is None or token_id < _BYTES or (same_words and token_id not in names):
             return token_id
         return ids.get(names.get(token_id, ""))
 
@@ -147,12 +159,11 @@ def _write_configs(
         fields["max_length"] = tiny.max_target_positions
     config |= {"vocab_size": tiny.text_tokens + len(ids), "num_hidden_layers": tiny.encoder_layers}
     write_json(directory / "config.json", shrunk(config, sizes))
+    layers, heads = tiny.decoder_layers, tiny.decoder_attention_heads
+    here_too = [[at, head] for at, head in generation["alignment_heads"] if at < layers and head < heads]
     generation |= {
-        "alignment_heads": [
-            [layer, head]
-            for layer in range(tiny.decoder_layers // 2, tiny.decoder_layers)
-            for head in range(tiny.decoder_attention_heads)
-        ],
+        "alignment_heads": here_too
+        or [[layer, head] for layer in range(layers // 2, layers) for head in range(heads)],
         "no_timestamps_token_id": ids["<|notimestamps|>"],
         "prev_sot_token_id": ids["<|startofprev|>"],
         "is_multilingual": tiny.multilingual,
