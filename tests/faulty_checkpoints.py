@@ -66,6 +66,11 @@ def wrong_shape(directory: Path) -> None:
     )
 
 
+def wrong_shapes(directory: Path) -> None:
+    """Of a model of another size."""
+    _with_config(directory, lambda fields: fields.update(intermediate_size=96))
+
+
 def missing_tensor(directory: Path) -> None:
     _with_tensors(
         directory, lambda tensors: {name: t for name, t in tensors.items() if name != "model.norm.weight"}
@@ -132,7 +137,15 @@ def pickled_weights(directory: Path) -> None:
 
 
 FAULTS: tuple[Callable[[Path], None], ...] = (
-    *(missing_shard, truncated_shard, wrong_shape, missing_tensor, unexpected_tensor, foreign_layout),
+    *(
+        missing_shard,
+        truncated_shard,
+        wrong_shape,
+        wrong_shapes,
+        missing_tensor,
+        unexpected_tensor,
+        foreign_layout,
+    ),
     *(no_template, broken_template, unknown_rope, quantized, no_tokenizer, invalid_config),
     *(incomplete_config, unknown_architecture, pickled_weights),
 )

@@ -17,8 +17,8 @@ DEVICE = "meta"
 _Built = TypeVar("_Built")
 
 
-class LacksTensor(ValueError):
-    """A tensor is not in its checkpoint. What else is missing there is not known yet."""
+class WrongTensor(ValueError):
+    """A tensor is missing, or of another shape or kind. What else is wrong is not known yet."""
 
 
 class NotCompared(Exception):
@@ -45,7 +45,7 @@ class HeaderReport:
     wrong: list[str] = field(default_factory=list)
 
     def faults(self) -> list[str]:
-        """A sentence about each checkpoint with other names of tensors, and each tensor of another shape."""
+        """A sentence about each checkpoint with other names of tensors, and one about other shapes."""
         named = [
             lacks(directory, sorted(set(names)), sorted(set(self.unexpected.get(directory, ()))))
             for directory, names in self.missing.items()
@@ -55,7 +55,11 @@ class HeaderReport:
             for directory, names in self.unexpected.items()
             if directory not in self.missing
         ]
-        return [*named, *self.wrong[:5]]
+        if self.wrong:
+            others = len(self.wrong) - 1
+            more = f"; {others} more {'tensor is' if others == 1 else 'tensors are'} wrong" if others else ""
+            named.append(self.wrong[0] + more)
+        return named
 
 
 _report: ContextVar[HeaderReport | None] = ContextVar("header_report", default=None)
@@ -80,12 +84,12 @@ def naming_all(build: Callable[[], _Built]) -> _Built:
     """What ``build`` makes of a checkpoint.
 
     Raises:
-        ValueError: The checkpoint lacks tensors; the text is about all of them, as that of ``faults``.
+        ValueError: Tensors of the checkpoint are wrong; the text is about all of them, as ``faults`` are.
         Exception: Whatever ``build`` raises.
     """
     try:
         return build()
-    except LacksTensor as first:
+    except WrongTensor as first:
         try:
             with headers_only() as report:
                 build()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from tqdm import tqdm
 
-from sglang_omni.model_runner.headers import DEVICE, LacksTensor, has_more, header_report, lacks
+from sglang_omni.model_runner.headers import DEVICE, WrongTensor, has_more, header_report, lacks
 from sglang_omni.model_runner.readahead import read_ahead
 from sglang_omni.weight_files import weight_files_in
 
@@ -165,7 +165,7 @@ class Checkpoint:
             if (wrong := self._misfit(name, tensor, tuple(shape), integers)) is None:
                 return tensor
             if self._report is None:
-                raise ValueError(wrong)
+                raise WrongTensor(wrong)
             self._report.wrong.append(wrong)
         return torch.empty(tuple(shape), dtype=torch.int64 if integers else torch.float32, device=DEVICE)
 
@@ -186,7 +186,7 @@ class Checkpoint:
 
     def _stored(self, name: str) -> Tensor:
         if name not in self:
-            raise LacksTensor(lacks(self._directory, [name]))
+            raise WrongTensor(lacks(self._directory, [name]))
         path = self._owner[name]
         file = self._open(path)
         if self._report is not None:

@@ -18,7 +18,7 @@ from sglang_omni.cli import check
 from sglang_omni.config.factory_args import resolve_stage_factory_args, stage_factory_path
 from sglang_omni.config.imports import import_callable
 from sglang_omni.config.memory import GIB
-from sglang_omni.families import FAMILIES, Family
+from sglang_omni.families import FAMILIES, Family, family_named
 from sglang_omni.gpus import assuming
 from sglang_omni.model_runner.headers import naming_all
 from sglang_omni.published import published_models
@@ -64,6 +64,7 @@ SENTENCES: dict[Callable[[Path], None], str] = {
     faults.missing_shard: "index.json lists model-2.safetensors, which is not there: download the checkpoint",
     faults.truncated_shard: "model-2.safetensors is corrupted or incomplete ('model.layers.1.self_attn.v_pr",
     faults.wrong_shape: "'model.norm.weight' has shape (63,), config.json asks for (64,); take both from one",
+    faults.wrong_shapes: "asks for (64, 96); take both from one place; 5 more tensors are wrong",
     faults.missing_tensor: "lacks the tensor 'model.norm.weight'; download it again, with the config.json",
     faults.foreign_layout: "...; and has 18 tensors the model lacks: blocks.0.input_layernorm.weight, ",
     faults.unexpected_tensor: "has 1 tensor the model lacks: model.layers.0.adapter.weight; it is of another",
@@ -224,6 +225,28 @@ def test_every_family_is_built_from_headers(tmp_path: Path, checked: Check, fami
         said[finding["name"]] = before + finding["text"]
     assert "tensors" in said
     assert {each: said.get(each) for each in DEFAULTS[family.name]} == DEFAULTS[family.name]
+
+
+# Of files that a family reads beside its weights, what is said without them.
+MISSING = {
+    (
+        "qwen3_omni",
+        "preprocessor_config.json",
+    ): "is missing: it says how images, sounds and videos are prepared",
+    ("qwen2_5_omni", "spk_dict.pt"): "is missing: it holds the voices; download the checkpoint again",
+    ("fish_s2_pro", "codec.pth"): "lacks codec.pth, which holds the codec: download it again",
+}
+
+
+@pytest.mark.parametrize(("family", "file"), MISSING, ids=lambda value: value)
+def test_a_file_of_the_familys_own_is_missed(tmp_path: Path, checked: Check, family: str, file: str) -> None:
+    module, _, name = str(family_named(family).maker).partition(":")
+    getattr(import_module(module), name)(tmp_path)
+    (tmp_path / file).unlink()
+    status, told = checked(tmp_path)
+    assert status == 1
+    (text,) = findings(told, "fail")
+    assert MISSING[family, file] in text
 
 
 # Models with experts take long, and another of their family has what they have; Qwen3-Omni's are held to its

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -269,3 +270,16 @@ def content_key(kind: str, content: NDArray[Any], *about: Any) -> bytes:
     digest = hashlib.blake2b(repr((kind, about)).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(content).data)
     return digest.digest()
+
+
+def check_settings(checkpoint: Path) -> None:
+    """Check that a checkpoint says how its media are prepared.
+
+    Raises:
+        FileNotFoundError: It does not.
+    """
+    if not any((checkpoint / f"{name}processor_config.json").is_file() for name in ("", "pre")):
+        raise FileNotFoundError(
+            f"{checkpoint / 'preprocessor_config.json'} is missing: it says how images, sounds and videos "
+            "are prepared; download the checkpoint again"
+        )

@@ -10,7 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.media import SAMPLE_RATE, MediaLimits, MediaReader, content_key
+from sglang_omni.models.multimodal.media import (
+    SAMPLE_RATE,
+    MediaLimits,
+    MediaReader,
+    check_settings,
+    content_key,
+)
 from sglang_omni.models.multimodal.payloads import AudioInput
 from sglang_omni.models.qwen2_5_omni.positions import TimeAlignedRules
 from sglang_omni.proto import RequestError
@@ -40,6 +46,7 @@ class TimeAlignedReader(MediaReader):
     ) -> None:
         from transformers import Qwen2_5OmniProcessor
 
+        check_settings(checkpoint)
         processor = Qwen2_5OmniProcessor.from_pretrained(checkpoint)
         super().__init__(
             processor,

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.media import SAMPLE_RATE, MediaLimits, MediaReader, content_key
+from sglang_omni.models.multimodal.media import (
+    SAMPLE_RATE,
+    MediaLimits,
+    MediaReader,
+    check_settings,
+    content_key,
+)
 from sglang_omni.models.multimodal.payloads import AudioInput
 from sglang_omni.models.qwen3_omni.positions import PositionRules
 from sglang_omni.proto import RequestError
@@ -40,6 +46,7 @@ class Qwen3MediaReader(MediaReader):
     ) -> None:
         from transformers import Qwen3OmniMoeProcessor
 
+        check_settings(checkpoint)
         processor = Qwen3OmniMoeProcessor.from_pretrained(checkpoint)
         super().__init__(
             processor,

@@ -63,7 +63,8 @@ class CodecWeights:
         try:
             stored = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
         except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as exc:
-            raise ValueError(f"{self.path} is corrupted or no file of tensors: {exc}") from exc
+            # torch's own text is about its arguments.
+            raise ValueError(f"{self.path} is corrupted, or no file of tensors: download it again") from exc
         self._tensors = _state_dict(stored, self.path)
 
     def __contains__(self, prefix: str) -> bool:

@@ -91,7 +91,11 @@ def _read(path: Path) -> Any:
     # torch's older format.
     import torch
 
-    return torch.load(path, weights_only=True, map_location="cpu")
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError:
+        # torch's own text tells to read it in a way that runs what is in it.
+        raise ValueError("it is no file of tensors") from None
 
 
 class _Inert(pickle.Unpickler):
