@@ -48,7 +48,7 @@ class TinyWhisperShape:
 SHAPE = TinyWhisperShape
 
 
-class Words(Protocol):
+class WhisperVocabulary(Protocol):
     """The tokens of words: ids of all, and pairs that are joined, by rank."""
 
     vocab: dict[str, int]
@@ -70,7 +70,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     return make_with(Path(path), seed, tiny, WordTokenizer(tiny.text_tokens, {}, ""))
 
 
-def make_with(directory: Path, seed: int, tiny: TinyWhisperShape, words: Words) -> Path:
+def make_with(directory: Path, seed: int, tiny: TinyWhisperShape, words: WhisperVocabulary) -> Path:
     """``make`` with words of the caller's, ``tiny.text_tokens`` of them."""
     directory.mkdir(parents=True, exist_ok=True)
     published = published_model("whisper")
@@ -102,7 +102,7 @@ def _added_tokens(published: PublishedModel, tiny: TinyWhisperShape) -> dict[str
 
 
 def _write_tokenizer(
-    directory: Path, words: Words, published: PublishedModel, added: dict[str, dict[str, Any]]
+    directory: Path, words: WhisperVocabulary, published: PublishedModel, added: dict[str, dict[str, Any]]
 ) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 

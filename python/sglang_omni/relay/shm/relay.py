@@ -34,6 +34,7 @@ from sglang_omni.relay.base import (
     register_relay,
 )
 from sglang_omni.relay.buffers import bytes_of, in_thread
+from sglang_omni.relay.put_ledger import Got
 from sglang_omni.relay.shm.cuda_driver import CudaError, is_cuda_in_use
 from sglang_omni.relay.shm.cuda_ipc import borrow
 from sglang_omni.relay.shm.gpu_returns import when_gpu_is_done
@@ -290,7 +291,7 @@ class ShmRelay(Relay):
 
     async def get_async(
         self, metadata: Mapping[str, Any], dest_tensor: torch.Tensor, request_id: str | None = None
-    ) -> ShmGet:
+    ) -> Got:
         """Copy into a contiguous CPU tensor. See ``Relay.get_async``."""
         lease = await self._lease(metadata)
         if not dest_tensor.is_contiguous() or dest_tensor.device.type != "cpu":
@@ -298,7 +299,7 @@ class ShmRelay(Relay):
         if dest_tensor.nbytes < lease.nbytes:
             raise ValueError(f"{lease.nbytes} bytes do not fit a destination of {dest_tensor.nbytes}")
         await _copy_out(lease, bytes_of(dest_tensor))
-        return ShmGet(dict(metadata))
+        return Got(dict(metadata))
 
     async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
         """A view of the sender's memory, or a copy if its room is short. See ``Relay.get_payload``."""
@@ -462,18 +463,6 @@ class ShmPut:
         """
         if not await self._relay._wait(self._arena, lambda: self.is_complete, timeout):
             raise RelayTimeout(f"{self._key!r} was not read within {timeout:g} s")
-
-
-class ShmGet:
-    """A finished read."""
-
-    is_complete = True
-
-    def __init__(self, metadata: dict[str, Any]) -> None:
-        self.metadata = metadata
-
-    async def wait_for_completion(self, timeout: float = 30.0) -> None:
-        """Return at once: the copy was made by ``get_async``."""
 
 
 async def _prepare_for_gpu(lease: ShmLease) -> None:
