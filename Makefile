@@ -93,6 +93,8 @@ lint: build
 	$(BIN)/lint-imports
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo check --quiet --locked --manifest-path rust/payload/fuzz/Cargo.toml
+	cargo check --quiet --locked --package sglang-omni-relay --tests --features loom
 
 DEPLOY_TOOLS := build/deploy
 .PHONY: lint-deploy

@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sglang_omni_payload::msgpack::{Reader, Token};
+use sglang_omni_payload::msgpack::{Token, TokenReader};
 use sglang_omni_payload::{MAX_DIMS, TensorView, decode, extent};
 
 /// The lowest and one past the highest byte of a tensor's elements.
@@ -20,7 +20,7 @@ fn bounds(tensor: &TensorView) -> (i64, i64) {
 fn walk(message: &[u8]) {
     let mut bodies = vec![message];
     while let Some(body) = bodies.pop() {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let mut promised = 0;
         while let Ok(token) = reader.next_token() {
             match token {
