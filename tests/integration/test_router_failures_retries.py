@@ -316,6 +316,19 @@ async def test_a_worker_that_does_well_again_is_back_within_seconds() -> None:
         assert len(ill.seen) == seen + 2
 
 
+async def test_a_worker_that_died_begins_anew_when_it_is_back() -> None:
+    """Nobody may ask it for a while, at night: only an answer would end what its dead process did."""
+    async with replicas(answering("500 Oops"), None) as [ill, well], router(ill, well, **FOR_GOOD) as url:
+        await statuses(url, 12)
+        await becomes(url, ill, "failing")
+        await ill.stop()
+        await becomes(url, ill, "down")
+        await ill.start()
+        await becomes(url, ill, "up")
+        health = await get(url, "/health")
+        assert health.status == 200
+
+
 async def test_the_last_worker_is_not_put_behind() -> None:
     async with replicas(answering("500 Oops")) as [only], router(only) as url:
         assert set(await statuses(url, 30)) == {500}

@@ -31,7 +31,7 @@ pub fn mark_down(worker: &Worker, why: &str) {
 
 fn mark_up(worker: &Worker) {
     let is_first = worker.flags.set_probed();
-    if worker.flags.restore(Demotion::Down) || is_first {
+    if worker.flags.came_back() || is_first {
         tracing::info!(worker = worker.url, "worker is up");
     }
 }

@@ -122,6 +122,17 @@ impl HealthFlags {
         self.bits.load(Relaxed) & bit != 0 && self.bits.fetch_and(!bit, Relaxed) & bit != 0
     }
 
+    /// Notes that a worker that was down is up; returns whether it was down. What its dead process did does not count
+    /// any more: nobody may ask the new one for a while, and only an answer would end those demotions.
+    pub fn came_back(&self) -> bool {
+        let was_down = self.restore(Demotion::Down);
+        if was_down {
+            self.streak.store(0, Relaxed);
+            self.bits.fetch_and(!(FAILING | HUNG | TRIAL), Relaxed);
+        }
+        was_down
+    }
+
     /// Returns whether it was the first probe's answer.
     pub fn set_probed(&self) -> bool {
         self.bits.fetch_or(PROBED, Relaxed) & PROBED == 0
@@ -200,5 +211,30 @@ impl HealthFlags {
     /// Failures since the last good answer.
     pub fn streak(&self) -> u32 {
         self.streak.load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_comes_back_begins_anew() {
+        let flags = HealthFlags::default();
+        flags.set_probed();
+        for demotion in [Demotion::Failing, Demotion::Hung, Demotion::Down] {
+            flags.demote(demotion);
+        }
+        flags.fail();
+        flags.offer_trial(Tick::MAX);
+        assert!(flags.came_back());
+        assert_eq!(
+            (flags.health(), flags.tier(), flags.streak()),
+            (Health::Up, 0, 0)
+        );
+        // One that was not down is what it was.
+        flags.demote(Demotion::Failing);
+        assert!(!flags.came_back());
+        assert_eq!(flags.health(), Health::Failing);
     }
 }
