@@ -124,13 +124,32 @@ impl Discovery {
     }
 }
 
+/// A resolver that says by mistake that a name does not exist would end a fleet whose workers are all up. So it is
+/// believed the second time.
+#[derive(Default)]
+struct Doubt {
+    was_empty: bool,
+}
+
+impl Doubt {
+    /// Whether this is the first of the look-ups that found no address.
+    fn is_due(&mut self, found: &Result<Vec<String>, String>) -> bool {
+        let is_empty = found.as_ref().is_ok_and(Vec::is_empty);
+        let was_empty = std::mem::replace(&mut self.was_empty, is_empty);
+        is_empty && !was_empty
+    }
+}
+
 impl Follower {
     /// Resolves a name over and over.
     async fn follow(mut self, roster: Rc<RefCell<Roster>>, source: usize, name: Rc<DnsName>) {
         let mut last: Option<Result<Vec<String>, String>> = None;
+        let mut doubt = Doubt::default();
         loop {
             let found = name.resolve().await;
-            if last.as_ref() != Some(&found) {
+            if doubt.is_due(&found) && last.is_some() {
+                tracing::warn!(%name, "a name is gone; its workers stay until the next look-up says so too");
+            } else if last.as_ref() != Some(&found) {
                 match &found {
                     Ok(urls) => {
                         tracing::info!(%name, workers = %urls.len(), "a name was resolved");
@@ -148,6 +167,30 @@ impl Follower {
                 () = sleep(self.dns_interval) => {}
                 _ = self.reload.changed() => {}
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_gone_when_two_answers_in_a_row_say_so() {
+        let mut doubt = Doubt::default();
+        let some = Ok(vec!["http://10.0.0.1:8".to_owned()]);
+        let answers = [
+            (&some, false),
+            (&Ok(vec![]), true),
+            (&some, false),
+            (&Ok(vec![]), true),
+            (&Ok(vec![]), false),
+            (&Ok(vec![]), false),
+            (&Err("no answer".to_owned()), false),
+            (&Ok(vec![]), true),
+        ];
+        for (found, expected) in answers {
+            assert_eq!(doubt.is_due(found), expected, "{found:?}");
         }
     }
 }
