@@ -304,7 +304,7 @@ class Session:
             response = self._others.get(event.response_id)
         if response is None:
             raise RequestError(
-                "no response is in progress that could be cancelled", code="response_cancel_not_active"
+                "Cancellation failed: no response is in progress", code="response_cancel_not_active"
             )
         response.cancel("client_cancelled")
 
