@@ -61,14 +61,18 @@ impl Families {
         for line in page.lines().filter(|line| !line.trim().is_empty()) {
             if let Some(comment) = line.strip_prefix("# ") {
                 let mut words = comment.split(' ');
-                if !matches!(words.next(), Some("HELP" | "TYPE")) {
-                    continue;
-                }
+                let kind = match words.next() {
+                    Some("HELP") => "# HELP ",
+                    Some("TYPE") => "# TYPE ",
+                    _ => continue,
+                };
                 let name = words.next().unwrap_or_default();
                 current = self.place(name);
                 let family = current.map(|place| &mut self.listed[place]);
-                // Of the first worker alone.
-                if let Some(family) = family.filter(|family| family.samples.is_empty()) {
+                // Of the first worker that has it, alone: a family may have no sample there yet.
+                if let Some(family) = family
+                    && !family.head.lines().any(|known| known.starts_with(kind))
+                {
                     let _ = writeln!(family.head, "{line}");
                 }
                 continue;
@@ -159,6 +163,21 @@ mod tests {
         );
         assert!(!text.contains("router_x"), "{text}");
         assert_eq!(text.matches("# TYPE t histogram").count(), 1);
+    }
+
+    #[test]
+    fn a_family_that_one_worker_has_no_sample_of_has_one_head() {
+        let head = "# HELP s Sockets.\n# TYPE s counter\n";
+        let page = format!("{head}s{{kind=\"a\"}} 1\n");
+        for pages in [[head, &page], [&page, head]] {
+            let mut families = Families::default();
+            for (number, page) in pages.iter().enumerate() {
+                families.add(&number.to_string(), page);
+            }
+            let text = families.text();
+            assert!(text.starts_with(&format!("{head}s{{worker=")), "{text}");
+            assert_eq!(text.lines().count(), 3, "{text}");
+        }
     }
 
     #[test]
