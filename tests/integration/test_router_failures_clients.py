@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,9 @@ from router_harness import (
     becomes,
     comes_to,
     connect,
+    get,
     load_of,
+    metric,
     post,
     raw_worker,
     read_head,
@@ -80,6 +83,50 @@ async def test_a_client_that_leaves_before_its_upgrade_is_agreed_to() -> None:
         writer.close()
         await asyncio.wait_for(replica.closed.wait(), PATIENCE)
         await comes_to(0, load_of, url)
+
+
+@pytest.mark.parametrize("who", ["worker", "client"])
+async def test_a_websocket_ends_as_the_side_that_reset_it_says(who: str) -> None:
+    """The worker's death is not the client's leaving, and does not look like an end to the client."""
+    agreed = asyncio.Event()
+
+    def reset(writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        writer.transport.abort()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 Yes\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + b"x" * 1000)
+        assert await reader.readexactly(5) == b"hello"
+        agreed.set()
+        if who == "worker":
+            reset(writer)
+        else:
+            await reader.read()
+
+    async with raw_worker(serve) as worker, router(worker) as url:
+        reader, writer = await asking(url, UPGRADE)
+        assert (await read_head(reader))[0].split()[1] == "101"
+        assert await reader.readexactly(1000) == b"x" * 1000
+        writer.write(b"hello")
+        await agreed.wait()
+        if who == "worker":
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), PATIENCE)
+        else:
+            reset(writer)
+        how = {"worker": "worker_cut", "client": "client_left"}[who]
+        await comes_to(1.0, ended, url, how)
+        assert await metric(url, "sent_bytes_total") >= 1000
+
+
+async def ended(url: str, how: str) -> float:
+    """Requests that ended so."""
+    page = (await get(url, "/metrics")).body.decode()
+    line = f'sglang_omni_router_requests_ended_total{{how="{how}"}} '
+    return float(page.partition(line)[2].partition("\n")[0])
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_upload() -> None:

@@ -145,42 +145,101 @@ async fn relay(
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_server, to_server) = tokio::io::split(TokioIo::new(server));
     let last = Rc::new(Cell::new(Instant::now()));
-    let mut up = pin!(pass(from_client, to_server, &last));
-    let mut down = pin!(pass(from_server, to_client, &last));
+    let (sent_up, sent_down) = (Rc::new(Flow::default()), Rc::new(Flow::default()));
+    let mut up = pin!(pass(from_client, to_server, &last, &sent_up));
+    let mut down = pin!(pass(from_server, to_client, &last, &sent_down));
+    // Ends with whether all was passed on, or which side broke it off.
     let both = async {
-        tokio::select! {
-            sent_up = &mut up => {
-                let sent_up = sent_up?;
-                Ok((sent_up, timeout(patience, down).await??))
+        let is_up_first = tokio::select! {
+            passed = &mut up => {
+                passed.map_err(|broke| broke.of(Side::Client))?;
+                true
             }
-            sent_down = &mut down => {
-                let sent_down = sent_down?;
-                Ok((timeout(patience, up).await??, sent_down))
+            passed = &mut down => {
+                passed.map_err(|broke| broke.of(Side::Worker))?;
+                false
             }
+        };
+        let late = |_| Side::Client;
+        match is_up_first {
+            true => timeout(patience, down)
+                .await
+                .map_err(late)?
+                .map_err(|broke| broke.of(Side::Worker)),
+            false => timeout(patience, up)
+                .await
+                .map_err(late)?
+                .map_err(|broke| broke.of(Side::Client)),
         }
     };
-    // An error is one side's reset: dropping both ends passes it on.
-    let passed: io::Result<(u64, u64)> = tokio::select! {
-        passed = both => passed,
-        () = silence(&last, idle_limit) => return record.ends(End::IdleTimeout),
+    let ended = tokio::select! {
+        passed = both => match passed {
+            Ok(()) => End::Complete,
+            Err(Side::Client) => End::ClientLeft,
+            Err(Side::Worker) => End::WorkerCut,
+        },
+        () = silence(&last, idle_limit) => End::IdleTimeout,
     };
-    if let Ok((up, down)) = passed {
-        record.received += up;
-        record.sent += down;
-        record.ends(End::Complete);
+    record.received += sent_up.bytes.get();
+    record.sent += sent_down.bytes.get();
+    if ended == End::WorkerCut {
+        // An orderly end would make what the client has look whole.
+        record.client.cut();
+    }
+    record.ends(ended);
+}
+
+/// The two ends of an upgraded connection.
+#[derive(Clone, Copy)]
+enum Side {
+    Client,
+    Worker,
+}
+
+/// Which end of one direction broke.
+enum Broke {
+    From,
+    To,
+}
+
+impl Broke {
+    /// The side that it is, if bytes come from `from`.
+    fn of(self, from: Side) -> Side {
+        match (self, from) {
+            (Broke::From, from) => from,
+            (Broke::To, Side::Client) => Side::Worker,
+            (Broke::To, Side::Worker) => Side::Client,
+        }
     }
 }
 
-/// Passes on all bytes and their end; returns how many bytes there were.
+/// What was read in one direction.
+#[derive(Default)]
+struct Flow {
+    bytes: Cell<u64>,
+    is_broken: Cell<bool>,
+}
+
+/// Passes on all bytes and their end.
 async fn pass(
     from: ReadHalf<TokioIo<Upgraded>>,
     mut to: WriteHalf<TokioIo<Upgraded>>,
     last: &Rc<Cell<Instant>>,
-) -> io::Result<u64> {
-    let last = last.clone();
-    let bytes = tokio::io::copy(&mut Noted { from, last }, &mut to).await?;
-    to.shutdown().await?;
-    Ok(bytes)
+    flow: &Rc<Flow>,
+) -> Result<(), Broke> {
+    let mut noted = Noted {
+        from,
+        last: last.clone(),
+        flow: flow.clone(),
+    };
+    let copied = async {
+        tokio::io::copy(&mut noted, &mut to).await?;
+        to.shutdown().await
+    };
+    copied.await.map_err(|_| match flow.is_broken.get() {
+        true => Broke::From,
+        false => Broke::To,
+    })
 }
 
 /// Ends once neither side has sent anything for `limit`; never if that is zero.
@@ -193,10 +252,11 @@ async fn silence(last: &Cell<Instant>, limit: Duration) {
     }
 }
 
-/// Notes when something was last read.
+/// Notes when something was last read, and how much.
 struct Noted {
     from: ReadHalf<TokioIo<Upgraded>>,
     last: Rc<Cell<Instant>>,
+    flow: Rc<Flow>,
 }
 
 impl AsyncRead for Noted {
@@ -205,9 +265,14 @@ impl AsyncRead for Noted {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
         let read = Pin::new(&mut self.from).poll_read(cx, buf);
-        if read.is_ready() {
+        if let Poll::Ready(read) = &read {
             self.last.set(Instant::now());
+            let flow = &self.flow;
+            flow.bytes
+                .set(flow.bytes.get() + (buf.filled().len() - before) as u64);
+            flow.is_broken.set(read.is_err());
         }
         read
     }
