@@ -24,9 +24,8 @@ _MODELS = Path(__file__).parent / "models"
 _RANGE = re.compile(r"\{(\d+)-(\d+)(?:/(\d+))?\}")
 # Of an added token, unless published.json says otherwise.
 TOKEN = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
-
-
-_STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# safetensors' names of dtypes.
+STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 class StoredTensor(NamedTuple):
@@ -88,7 +87,7 @@ class PublishedModel:
         config = self.config()
         parts = (config, config.get("thinker_config", {}))
         told = [part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)]
-        dtypes = {"": _STORED[told[0] if told else "float32"], **self.dtypes}
+        dtypes = {"": STORED[told[0] if told else "float32"], **self.dtypes}
         for pattern, shape in self.tensors.items():
             if shape is None:
                 raise ValueError(f"{self.id}: the shape of {pattern} is not known")

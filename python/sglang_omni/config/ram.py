@@ -19,11 +19,11 @@ from sglang_omni.config.memory import MIB, CountsMemory, gib
 from sglang_omni.config.overrides import override_stages
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.weights import tensor_sizes
+from sglang_omni.published import STORED
 from sglang_omni.ram import Ram
 
 # Memory of its own that a process with torch has before it loads anything; measured 290 MiB.
 _PROCESS_BYTES = 256 * MIB
-_STORED = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Weights that decoders stack or pack, and so copy, whatever their dtype.
 _COPIED = re.compile(r"(^|\.)model\.layers\.\d+\.|lm_head\.weight$")
 
@@ -161,7 +161,7 @@ def _mapped(config: PipelineConfig, stages: list[StageRam]) -> int:
     """Bytes of weights that no stage converts or copies; at most those of the stages."""
     if not Path(config.model_path).is_dir():
         return 0
-    kept = {_STORED[stage.dtype] for stage in stages if stage.dtype in _STORED}
+    kept = {STORED[stage.dtype] for stage in stages if stage.dtype in STORED}
     sizes = [
         size
         for size in tensor_sizes(config.model_path)

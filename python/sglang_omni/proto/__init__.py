@@ -1,6 +1,7 @@
 """Messages, requests and payloads between client, coordinator and stages."""
 
 from sglang_omni.proto.errors import (
+    SHORTAGES,
     DuplicateRequest,
     RequestError,
     Unavailable,
@@ -33,6 +34,7 @@ from sglang_omni.proto.request import (
 )
 
 __all__ = [
+    "SHORTAGES",
     "TRACED",
     "AbortMessage",
     "CompleteMessage",

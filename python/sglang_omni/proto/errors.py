@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ from typing import Any
 _LONGEST_MESSAGE = 2000
 _LONGEST_PARAM = 256
 
+# Errors of the system for want of descriptors or memory: another try may find some.
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # The HTTP status that tells an ``Unavailable`` from a RequestError where both are fields.
 UNAVAILABLE = 503
 

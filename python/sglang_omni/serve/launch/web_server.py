@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import ssl
@@ -15,6 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from sglang_omni.proto import SHORTAGES
 from sglang_omni.serve.launch.connections import Connection, ConnectionLimits, Connections
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ _AT_ONCE = 64
 # Until the next try to accept, if no connection ends before.
 _RETRY_S = 0.25
 _SAY_AGAIN_S = 10.0
-# Shortages that may have passed at a later try.
-_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class WebServer(uvicorn.Server):
@@ -142,7 +140,7 @@ class Accepting:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
-                if exc.errno not in _SHORT_OF:
+                if exc.errno not in SHORTAGES:
                     raise
                 self._pause(f"no connection can be taken: {exc.strerror}")
                 return

@@ -3,20 +3,14 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, VIA};
+use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request};
 
 use crate::base::headers::has_media_type;
 use crate::front::cross_site;
 use crate::front::gate::Gate;
 use crate::proxy::reply::{Reason, Refusal};
-
-/// Headers that proxies add. The client of a request with one of them may be anywhere.
-const OF_PROXIES: [HeaderName; 3] = [
-    HeaderName::from_static("forwarded"),
-    HeaderName::from_static("x-forwarded-for"),
-    VIA,
-];
+use crate::upstream::forwarding::OF_PROXIES;
 
 /// Whether a path is for administrators only.
 pub fn is_administrative(path: &str) -> bool {

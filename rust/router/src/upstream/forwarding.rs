@@ -16,15 +16,15 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     UPGRADE,
 ];
 
-/// What a client cannot have removed by naming it in `Connection`.
-const KEPT: [HeaderName; 6] = [
-    CONTENT_LENGTH,
+/// Headers that proxies add: they say that a request comes from elsewhere.
+pub const OF_PROXIES: [HeaderName; 3] = [
     HeaderName::from_static("forwarded"),
-    HOST,
-    TRANSFER_ENCODING,
-    VIA,
     HeaderName::from_static("x-forwarded-for"),
+    VIA,
 ];
+
+/// What frames a request and names its host. A client cannot have it removed by naming it in `Connection`.
+const FRAMING: [HeaderName; 3] = [CONTENT_LENGTH, HOST, TRANSFER_ENCODING];
 
 /// Whether a message asks to change protocols. An offer of HTTP/2 (`h2c`, which some clients send with every request)
 /// is ignored, as it may be.
@@ -54,9 +54,9 @@ pub fn strike_named(headers: &mut HeaderMap) {
     }
     let all = connection_names(headers).map(str::to_ascii_lowercase);
     let (options, named): (Vec<_>, Vec<_>) = all.partition(|name| is_option(name));
+    let is_kept = |name: &HeaderName| FRAMING.contains(name) || OF_PROXIES.contains(name);
     let goes = |name: &HeaderName| {
-        name == CONNECTION
-            || (!KEPT.contains(name) && named.iter().any(|named| named == name.as_str()))
+        name == CONNECTION || (!is_kept(name) && named.iter().any(|named| named == name.as_str()))
     };
     // A new map, in which the others keep their order.
     let mut kept = HeaderMap::with_capacity(headers.keys_len());

@@ -16,7 +16,7 @@ from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_js
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import TensorSpec, make_tensor, tensor_specs
-from sglang_omni.published import published_model
+from sglang_omni.published import STORED, published_model
 from sglang_omni.random_weights import mark_random
 
 
@@ -86,8 +86,7 @@ def _write_safetensors(path: Path, specs: Sequence[TensorSpec], seed: int, dtype
     end = 0
     for spec in specs:
         begin, end = end, end + item_size * math.prod(spec.shape)
-        code = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
-        header[spec.name] = {"dtype": code, "shape": spec.shape, "data_offsets": [begin, end]}
+        header[spec.name] = {"dtype": STORED[dtype], "shape": spec.shape, "data_offsets": [begin, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     with path.open("wb") as file:
