@@ -88,9 +88,9 @@ impl PayloadPlan {
         let len = self.plan.len() as usize;
         let view = BufferView::writable(target, len)?;
         let start = view.as_ptr();
-        // Memory that a tensor has lost may be this buffer's by now.
-        check(py, self.owners.iter().zip(&self.sources))?;
         if self.plan.reads(start as usize..start as usize + len) {
+            // Memory that a tensor has lost may be this buffer's by now.
+            check(py, self.owners.iter().zip(&self.sources))?;
             return Err(PyValueError::new_err(
                 "the buffer has some of the tensors' own memory: they would be written over",
             ));

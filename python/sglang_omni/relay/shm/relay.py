@@ -170,9 +170,15 @@ class ShmRelay(Relay):
     async def _put(
         self, put: Callable[[], _Announced], nbytes: int, edge: str, key: str, *, in_thread: bool = False
     ) -> ShmPut:
-        async def attempt() -> _Announced:
-            if not in_thread:
-                return put()
+        async def attempt() -> _Announced | str:
+            # Why there is no room is a text: waiting inside of the error's handler, a put that is given up
+            # would keep its payload.
+            try:
+                return put() if not in_thread else await put_in_thread()
+            except ArenaFull as full:
+                return str(full)
+
+        async def put_in_thread() -> _Announced:
             copying = asyncio.ensure_future(asyncio.to_thread(put))
             try:
                 return await asyncio.shield(copying)
@@ -187,11 +193,10 @@ class ShmRelay(Relay):
                 arena.revoke_place(place)
 
         arena = self.arena
-        # Waiting begins outside of a handler: the error of a put that is given up would keep its payload.
-        announced: _Announced | None = None
-        with contextlib.suppress(ArenaFull):
-            announced = await attempt()
-        place, lend = announced or await self._wait_for_room(attempt, edge, key)
+        announced = await attempt()
+        if isinstance(announced, str):
+            announced = await self._wait_for_room(attempt, edge, key)
+        place, lend = announced
         metadata = {
             "arena": arena.name,
             "place": list(place),
@@ -202,7 +207,7 @@ class ShmRelay(Relay):
         return ShmPut(self, place, metadata, key)
 
     async def _wait_for_room(
-        self, attempt: Callable[[], Awaitable[_Announced]], edge: str, key: str
+        self, attempt: Callable[[], Awaitable[_Announced | str]], edge: str, key: str
     ) -> _Announced:
         arena, time = self.arena, asyncio.get_running_loop().time
         deadline = time() + _WAIT_SECONDS
@@ -214,14 +219,13 @@ class ShmRelay(Relay):
                 changed = self._next_change()
                 try:
                     waiting.check()
-                    try:
-                        return await attempt()
-                    except ArenaFull as error:
-                        full = str(error)
+                    placed = await attempt()
+                    if not isinstance(placed, str):
+                        return placed
                     if time() >= deadline:
                         raise RelayTimeout(
-                            f"{self.engine_id!r}: no room for {key!r} after {_WAIT_SECONDS:g} s: {full}. Its "
-                            "reader must let go of tensors it keeps, or the relay have more credits"
+                            f"{self.engine_id!r}: no room for {key!r} after {_WAIT_SECONDS:g} s: {placed}. "
+                            "Its reader must let go of tensors it keeps, or the relay have more credits"
                         )
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(min(deadline, time() + _LOOK_AGAIN_SECONDS)):

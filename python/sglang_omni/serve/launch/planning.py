@@ -45,15 +45,15 @@ def checked_plan(load: Callable[[], PipelineConfig], args: argparse.Namespace) -
             try:
                 config = load()
                 plan = check_pipeline(config, args, checks)
-                missing = outlines.missing_size
-                if missing >= _WORTH_BUILDING and _is_ours(config):
+                fetches = outlines.missing_size > 0
+                if outlines.missing_size >= _WORTH_BUILDING and _is_ours(config):
                     _check_stages(config, outlines)
             except Exception as exc:
                 if not outlines.broken:
                     raise _named(exc, outlines) from exc
                 logger.warning("its weights are not checked before they are fetched: %s", exc)
-                missing = 1
-            if missing:
+                fetches = True
+            if fetches:
                 outlines.complete = True
                 plan = check_pipeline(load(), args, checks)
     assert plan is not None, "a check that fails ends a start"

@@ -41,10 +41,9 @@ impl Owner {
             Self::Copy(_) => true,
             Self::Array(array) => {
                 // Its memory may have become smaller at the same address.
-                let len = |shape: &mut dyn Iterator<Item = u64>| shape.product::<u64>();
                 Array::of(array.bind(py))?.is_some_and(|array| {
                     array.address() == source.address
-                        && len(&mut array.shape()) == len(&mut source.shape.iter().copied())
+                        && array.shape().product::<u64>() == source.shape.iter().product::<u64>()
                 })
             }
             Self::Tensor(tensor, api) => api.address_of(tensor.bind(py)) == Some(source.address),

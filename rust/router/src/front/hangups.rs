@@ -5,6 +5,9 @@ use std::os::fd::RawFd;
 
 /// Calls `left` with the position of each socket whose other side has closed it, or reset it. One system call.
 pub fn find(sockets: &[RawFd], mut left: impl FnMut(usize)) {
+    if sockets.is_empty() {
+        return;
+    }
     let asked = |&fd: &RawFd| libc::pollfd {
         fd,
         events: libc::POLLRDHUP,
