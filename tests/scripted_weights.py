@@ -11,9 +11,25 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from sglang_omni.weight_files import weight_files_in
 
+# A function that scripts call.
+NOW: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "now",
+        "description": "The time of day",
+        "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
+    },
+}
+# The names of a thinker's parts in the checkpoints of Qwen's omni models.
+THINKER = {
+    "decoder": "thinker.model.layers.",
+    "embeddings": "thinker.model.embed_tokens.weight",
+    "head": "thinker.lm_head.weight",
+}
 # What a layer adds to the stream.
 _ADDED = re.compile(r"(self_attn\.o_proj|down_proj)\.weight$")
 

@@ -16,20 +16,12 @@ from published_server import served
 from qwen3_omni_cases import Case
 from qwen3_omni_oracle import Oracle, OracleAnswer
 from sample_media import audio_part, image_part, picture, sound, user
-from scripted_weights import make_say
+from scripted_weights import NOW, THINKER, make_say
 
 from sglang_omni.client.audio import decode_wav, encode_wav
 from sglang_omni.preprocessing.text import load_tokenizer
 
 pytestmark = pytest.mark.long
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "now",
-        "description": "The time of day",
-        "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
-    },
-}
 
 
 def spoken(client: openai.OpenAI, case: Case) -> Any:
@@ -58,7 +50,7 @@ def cases(oracle: Oracle) -> dict[str, Case]:
     """In text and media; cut at their length, and stopped by a text."""
     asked = [
         Case("text", [{"role": "system", "content": "Be brief."}, user("Who are you?")]),
-        Case("tools", [user("What time is it?")], tools=(WEATHER,)),
+        Case("tools", [user("What time is it?")], tools=(NOW,)),
         Case("media", [user(image_part(picture(1)), audio_part(sound(1)), "Do they fit?")], speaker="Aiden"),
     ]
     found = [case.spoken_by(oracle)[0] for case in asked]
@@ -86,12 +78,7 @@ CALL = '<tool_call>{"name":"now","arguments":{"n":3}}</tool_call>'
 def say(repository: Path, text: str) -> None:
     """Makes the thinker answer with a text in which no token comes twice; a prompt ends with a line break."""
     ids = load_tokenizer(repository).encode(f"\n{text}<|im_end|>", add_special_tokens=False).ids
-    thinker = {
-        "decoder": "thinker.model.layers.",
-        "embeddings": "thinker.model.embed_tokens.weight",
-        "head": "thinker.lm_head.weight",
-    }
-    make_say(repository, ids, **thinker)
+    make_say(repository, ids, **THINKER)
 
 
 def test_qwen3_omni_thinks_speaks_and_calls(tmp_path: Path) -> None:
@@ -101,7 +88,7 @@ def test_qwen3_omni_thinks_speaks_and_calls(tmp_path: Path) -> None:
     plain = published_repositories.qwen3_omni(tmp_path / "plain", seed=6)
     say(repository, f"<think>{THOUGHT}</think>\n\n{SAID}{CALL}")
     say(plain, SAID)
-    case = Case("said", [user("What time is it?")], tools=(WEATHER,), max_tokens=64)
+    case = Case("said", [user("What time is it?")], tools=(NOW,), max_tokens=64)
     right = case.expected(Oracle.load(plain))
     assert (right.text, len(right.codes)) == (SAID, case.max_frames)
     with served(tmp_path, QWEN3_OMNI, repository) as client:

@@ -17,7 +17,7 @@ from published_server import served
 from published_speech import CONTEXT, QWEN2_5_OMNI
 from qwen2_5_omni_oracle import OmniAnswer, OmniOracle
 from sample_media import audio_part, image_part, picture, sound, user
-from scripted_weights import make_say
+from scripted_weights import NOW, THINKER, make_say
 
 from sglang_omni.client.audio import decode_wav, encode_wav
 from sglang_omni.models.qwen2_5_omni.preprocess import SPEECH_PROMPT
@@ -25,14 +25,6 @@ from sglang_omni.preprocessing.text import load_tokenizer
 
 pytestmark = pytest.mark.long
 SPEAKS = {"role": "system", "content": SPEECH_PROMPT}
-TIME: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "now",
-        "description": "The time of day",
-        "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -118,7 +110,7 @@ def test_qwen2_5_omni(tmp_path: Path, flags: list[str]) -> None:
     text = Asked([user("Who are you?")])
     asked = [
         text,
-        Asked([user("What time is it?")], tools=(TIME,)),
+        Asked([user("What time is it?")], tools=(NOW,)),
         Asked([user(image_part(picture(1)), "What is this?")], voice="Ethan"),
         Asked([user(audio_part(sound(1)), "What do you hear?")]),
         text.stopped(oracle),
@@ -154,12 +146,7 @@ def say(repository: Path, answer: Sequence[str]) -> None:
     """Makes the thinker answer with these tokens; a prompt ends with a line break."""
     tokenizer = load_tokenizer(repository)
     ids = [tokenizer.token_to_id(token) for token in ("Ċ", *answer, "<|im_end|>")]
-    thinker = {
-        "decoder": "thinker.model.layers.",
-        "embeddings": "thinker.model.embed_tokens.weight",
-        "head": "thinker.lm_head.weight",
-    }
-    make_say(repository, ids, **thinker)
+    make_say(repository, ids, **THINKER)
 
 
 def test_qwen2_5_omni_thinks_speaks_and_calls(tmp_path: Path) -> None:
@@ -170,7 +157,7 @@ def test_qwen2_5_omni_thinks_speaks_and_calls(tmp_path: Path) -> None:
     )
     say(repository, ANSWER)
     say(plain, SAID)
-    asked = Asked([user("What time is it?")], tools=(TIME,), max_tokens=64)
+    asked = Asked([user("What time is it?")], tools=(NOW,), max_tokens=64)
     right = asked.right(OmniOracle.load(plain))
     assert (right.text, len(right.codes)) == ("Let me look.", asked.max_codes)
     with served(tmp_path, QWEN2_5_OMNI, repository, *ONE_PROCESS) as client:

@@ -11,21 +11,13 @@ import openai
 import pytest
 from published_server import served
 from published_text_models import QWEN3_MOE, change_settings, text_model
-from scripted_weights import make_say
+from scripted_weights import NOW, make_say
 
 from sglang_omni.preprocessing.text import load_tokenizer
 
 pytestmark = pytest.mark.long
 THOUGHT, SAID = "Hmm", "Let me look."
 CALL = '<tool_call>{"name":"now","arguments":{"n":3}}</tool_call>'
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "now",
-        "description": "The time of day",
-        "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}},
-    },
-}
 QUESTION: Any = [{"role": "user", "content": "What time is it?"}]
 
 
@@ -39,12 +31,12 @@ def test_on_sglang(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(repository, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(repository)
     prompt = tokenizer.apply_chat_template(
-        QUESTION, tools=[TOOL], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        QUESTION, tools=[NOW], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     answer = model.generate(**prompt, max_new_tokens=24, do_sample=False)[0, prompt["input_ids"].shape[1] :]
     right = tokenizer.decode(answer, skip_special_tokens=True)
     with served(tmp_path, QWEN3_MOE, repository, "--engine", "sglang") as client:
-        asked: dict[str, Any] = {"model": QWEN3_MOE, "messages": QUESTION, "tools": [TOOL], "max_tokens": 24}
+        asked: dict[str, Any] = {"model": QWEN3_MOE, "messages": QUESTION, "tools": [NOW], "max_tokens": 24}
         choice = client.chat.completions.create(**asked, temperature=0).choices[0]
         assert (choice.message.content, choice.finish_reason) == (right, "length")
         stop = right[len(right) // 2 :][:3]
@@ -67,7 +59,7 @@ def test_it_thinks_calls_and_ends(tmp_path: Path) -> None:
     names = {"embeddings": "model.embed_tokens.weight", "head": "lm_head.weight"}
     make_say(repository, ids, decoder="model.layers.", **names)
     with served(tmp_path, QWEN3_MOE, repository) as client:
-        answer = client.chat.completions.create(model=QWEN3_MOE, messages=QUESTION, tools=[TOOL])
+        answer = client.chat.completions.create(model=QWEN3_MOE, messages=QUESTION, tools=[NOW])
         check_call(answer.choices[0].message)
         assert answer.choices[0].finish_reason == "tool_calls"
         assert answer.usage.completion_tokens == ids.index(151645)
@@ -85,7 +77,7 @@ def check_call(message: Any) -> None:
 
 
 def check_stream(client: openai.OpenAI) -> None:
-    with client.chat.completions.stream(model=QWEN3_MOE, messages=QUESTION, tools=[TOOL]) as events:
+    with client.chat.completions.stream(model=QWEN3_MOE, messages=QUESTION, tools=[NOW]) as events:
         thoughts = [
             event.chunk.choices[0].delta.reasoning_content
             for event in events
