@@ -119,7 +119,7 @@ def download(
     """The directory of a repository's files, which are downloaded unless they are in the cache.
 
     No weights are fetched twice: of copies in several layouts or precisions only the one that is read.
-    Inside of ``outlines_only`` no weights are fetched, unless they are to be ``complete``.
+    Inside of ``outlines_only`` no weights are fetched, until ``Outlines.complete`` is set.
     Progress bars are huggingface_hub's, in a terminal.
 
     Args:

@@ -39,7 +39,7 @@ def text_lengths(config: PipelineConfig, checkpoint: str | Path) -> Iterator[Def
     """The context and the length of answers of what ``prompts_of`` describes.
 
     Raises:
-        FileNotFoundError, ValueError: The checkpoint does not tell it.
+        FileNotFoundError, ValueError: As of ``context_limit``.
     """
     given = _args_of(config).get("context_length")
     own, used = (context_limit(Path(checkpoint), limit) for limit in (None, given))

@@ -37,7 +37,7 @@ def write_outline(
         is not known have 0 bytes.
 
     Raises:
-        ValueError: The facts do not tell the shapes of the weights.
+        ValueError: The shape of a tensor is not among the facts.
     """
     directory.mkdir(parents=True)
     sizes = dict(model.listing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, TargetEndpoints
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestRecord, RequestTable
-from sglang_omni.proto import Replicas, StagePayload, Unavailable
+from sglang_omni.proto import SHORTAGES, Replicas, StagePayload, Unavailable
 from sglang_omni.relay.base import Relay, RelayOperation, RelayTimeout
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.queues import Outbox
@@ -34,8 +33,6 @@ _OUTBOX_BATCH = 64
 # Items routed but not sent, at which the outbox is left to fill up, and at which draining goes on.
 _BACKLOG_HIGH = 4096
 _BACKLOG_LOW = 1024
-# Out of descriptors or memory: another try may find some.
-_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 
 class _Target(NamedTuple):
@@ -347,12 +344,12 @@ class Outgoing:
             self._fail_sending(item.request_id, target, exc)
         else:
             if self._requests.is_dropped(item.request_id) and not is_outcome:
-                # It ended while this was written, and nobody may be left who reads it.
+                # The request ended during the write, and its reader may be gone.
                 self._relays.cleanup(item.request_id)
 
     def _fail_sending(self, request_id: str, target: str, exc: Exception) -> None:
         text = f"sending to {target!r} failed: {type(exc).__name__}: {exc}"
-        is_shortage = isinstance(exc, RelayTimeout) or getattr(exc, "errno", None) in _SHORT_OF
+        is_shortage = isinstance(exc, RelayTimeout) or getattr(exc, "errno", None) in SHORTAGES
         self._fail(request_id, Unavailable(text) if is_shortage else text)
 
     def _watch_put(self, target: str) -> Callable[[str, str, RelayOperation, Relay], None]:
