@@ -153,12 +153,30 @@ def test_a_tap_begins_and_the_next_one_sends(speak: Speak, question: np.ndarray)
     assert "capital of France" in said(page)[0]
 
 
-def test_a_muted_microphone_hears_nothing(speak: Speak, question: np.ndarray) -> None:
-    page = speak(silence(5), question)
+# The microphone opens when the test says so.
+HELD_BACK = """
+const open = MediaDevices.prototype.getUserMedia;
+const opens = new Promise((resolve) => { window.openMicrophone = resolve; });
+MediaDevices.prototype.getUserMedia = async function (wanted) {
+  await opens;
+  return open.call(this, wanted);
+};
+"""
+
+
+@pytest.mark.parametrize("while_it_opens", [True, False], ids=["while it opens", "once it listens"])
+def test_a_muted_microphone_hears_nothing(speak: Speak, question: np.ndarray, while_it_opens: bool) -> None:
+    page = speak(silence(5), question, prepare=lambda page: page.add_init_script(HELD_BACK))
+    status = page.locator("#status")
     begin_hands_free(page)
+    if not while_it_opens:
+        page.evaluate("openMicrophone()")
+        expect(status).to_have_text("Listening. Just speak.")
     page.get_by_role("button", name="Mute").click()
-    expect(page.locator("#status")).to_contain_text("Muted")
+    expect(status).to_contain_text("Muted")
+    page.evaluate("openMicrophone()")
     page.wait_for_timeout(8000)
+    expect(status).to_contain_text("Muted")
     assert said(page) == []
     page.get_by_role("switch", name="Hands-free").click()
     expect(page.get_by_role("button", name="Mute")).to_be_hidden()

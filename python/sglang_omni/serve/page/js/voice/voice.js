@@ -11,6 +11,8 @@ const TAP_MS = 300;
 const IDLE_MS = 60_000;
 const WAITS_MS = [0, 1000, 2000, 4000];
 const BARS = 5;
+const LISTENING = "Listening. Just speak.";
+const MUTED = "Muted: the microphone hears nothing.";
 const NOTHING = "I heard nothing. Speak a little louder, or nearer to the microphone.";
 
 function button(picture, label, properties) {
@@ -68,7 +70,7 @@ class Voice {
       if (event.detail === 0) { this.#press(event); this.#letGo(event); }
     });
     this.#handsFree.addEventListener("click", () => this.#toggle());
-    this.#mute.addEventListener("click", () => this.#setMuted(this.#mute.getAttribute("aria-pressed") === "false"));
+    this.#mute.addEventListener("click", () => this.#setMuted(!this.#isMuted));
     conversation.addEventListener("stop", () => { this.#session?.interrupt(); this.#player.stop(); });
     settings.addEventListener("change", () => this.#show());
     this.#show();
@@ -127,10 +129,15 @@ class Voice {
     }
   }
 
+  get #isMuted() {
+    return this.#mute.getAttribute("aria-pressed") === "true";
+  }
+
+  /* Also while the microphone and the session are being opened. */
   #setMuted(muted) {
     this.#mute.setAttribute("aria-pressed", String(muted));
     if (this.#microphone) this.#microphone.muted = muted;
-    this.#say(muted ? "Muted: the microphone hears nothing." : "Listening. Just speak.");
+    this.#say(muted ? MUTED : LISTENING);
   }
 
   /* --- the microphone and the session, which both are kept for a while --- */
@@ -158,7 +165,7 @@ class Voice {
 
   async #listen() {
     this.#microphone ??= await Microphone.open();
-    this.#microphone.muted = false;
+    this.#microphone.muted = this.#isMuted;
     this.#microphone.onpiece = (samples, loudness) => this.#take(samples, loudness);
     this.#microphone.onlost = (problem) => { this.#close(); this.#say(problem.message, { bad: true }); };
     if (this.#mode === "held") this.#say("Listening … let go to send.");
@@ -252,7 +259,7 @@ class Voice {
   #tell(state) {
     const isHandsFree = this.#mode === "hands-free";
     const words = {
-      listening: isHandsFree ? "Listening. Just speak." : "",
+      listening: isHandsFree ? (this.#isMuted ? MUTED : LISTENING) : "",
       hearing: isHandsFree ? "Listening to you …" : "Listening … let go to send.",
       thinking: "Thinking …",
       speaking: isHandsFree ? "Answering. Speak to interrupt." : "Answering …",
