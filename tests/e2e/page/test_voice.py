@@ -180,3 +180,24 @@ def test_a_muted_microphone_hears_nothing(speak: Speak, question: np.ndarray, wh
     assert said(page) == []
     page.get_by_role("switch", name="Hands-free").click()
     expect(page.get_by_role("button", name="Mute")).to_be_hidden()
+
+
+def test_a_recording_can_be_given_up(speak: Speak, question: np.ndarray) -> None:
+    page = speak(silence(0.5), question, question, question)
+    page.set_viewport_size({"width": 320, "height": 640})
+    sent = events(page)
+    new = page.locator(".bar").get_by_role("button", name="New conversation")
+    bin = page.get_by_role("button", name="Drop the recording")
+    for drop in (lambda: page.keyboard.press("Escape"), bin.click, new.click):
+        page.locator(".voice-talk").click()
+        expect(page.locator("#status")).to_contain_text("tap to send, or press Escape")
+        page.wait_for_timeout(1500)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        drop()
+        expect(page.locator("#status")).to_have_text("The recording is dropped.")
+        expect(page.get_by_role("button", name="Hold to talk")).to_be_visible()
+        expect(bin).to_be_hidden()
+    page.wait_for_timeout(1000)
+    assert said(page) == []
+    assert "input_audio_buffer.commit" not in [event["type"] for event in sent]
+    assert sent[-1]["type"] == "input_audio_buffer.clear"

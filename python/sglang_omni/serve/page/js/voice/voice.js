@@ -1,6 +1,6 @@
 /* The controls for speaking: a button to hold, hands-free, mute, and how loud the microphone is. */
 
-import { el, icon } from "../dom.js";
+import { el, icon, iconButton } from "../dom.js";
 import { Microphone, whyNoMicrophone } from "./microphone.js";
 import { Player } from "./player.js";
 import { VoiceSession } from "./session.js";
@@ -12,6 +12,8 @@ const IDLE_MS = 60_000;
 const WAITS_MS = [0, 1000, 2000, 4000];
 const BARS = 5;
 const LISTENING = "Listening. Just speak.";
+const HELD = "Listening … let go to send.";
+const TAPPED = "Listening … tap to send, or press Escape to drop it.";
 const MUTED = "Muted: the microphone hears nothing.";
 const NOTHING = "I heard nothing. Speak a little louder, or nearer to the microphone.";
 
@@ -37,6 +39,8 @@ class Voice {
   #mode = "off";
   #starting = null;
   #pressed = 0;
+  /* True if a tap began the turn, which the next one sends. */
+  #isTapped = false;
   /* What was heard before there is a session that takes it; null: there is. */
   #queue = [];
   #idle = 0;
@@ -45,6 +49,7 @@ class Voice {
   #talk = button("mic", this.#talkLabel, { class: "voice-talk", "aria-pressed": "false" });
   #handsFree = button("wave", el("span", {}, "Hands-free"), { role: "switch", "aria-checked": "false" });
   #mute = button("mute", el("span", {}, "Mute"), { "aria-pressed": "false", hidden: true });
+  #drop = iconButton("trash", "Drop the recording", () => this.#giveUp(), { hidden: true });
   #level = el("span", { class: "voice-level", "aria-hidden": "true", hidden: true }, this.#bars);
 
   constructor(conversation, settings, say) {
@@ -71,13 +76,17 @@ class Voice {
     });
     this.#handsFree.addEventListener("click", () => this.#toggle());
     this.#mute.addEventListener("click", () => this.#setMuted(!this.#isMuted));
-    conversation.addEventListener("stop", () => { this.#session?.interrupt(); this.#player.stop(); });
+    conversation.addEventListener("stop", () => {
+      if (this.#mode === "held") this.#giveUp();
+      this.#session?.interrupt();
+      this.#player.stop();
+    });
     settings.addEventListener("change", () => this.#show());
     this.#show();
   }
 
   get elements() {
-    return [this.#talk, this.#handsFree, this.#mute, this.#level];
+    return [this.#talk, this.#handsFree, this.#mute, this.#drop, this.#level];
   }
 
   /* --- a turn that is held --- */
@@ -87,6 +96,7 @@ class Voice {
     if (this.#mode === "held") { this.#pressed = 0; return; }
     if (this.#mode !== "off" || !this.#isPossible()) return;
     this.#pressed = timeStamp;
+    this.#conversation.stop();
     this.#setMode("held");
     this.#starting = this.#start((session) => session.hold());
   }
@@ -94,10 +104,24 @@ class Voice {
   #letGo({ timeStamp }) {
     if (this.#mode !== "held") return;
     if (timeStamp - this.#pressed < TAP_MS) {
+      this.#isTapped = true;
       this.#talkLabel.textContent = "Tap to send";
+      this.#drop.hidden = false;
+      if (this.#microphone) this.#say(TAPPED);
       return;
     }
     this.#send();
+  }
+
+  /* Ends a turn that is held, or hands-free, and drops what was said in it. */
+  async #giveUp(words = "The recording is dropped.") {
+    this.#setMode("off");
+    this.#rest();
+    this.#say(words);
+    /* What is being opened still opens, and is then at rest, too. */
+    if (!(await this.#starting) || this.#mode !== "off") return;
+    this.#rest();
+    this.#session?.discard();
   }
 
   async #send() {
@@ -119,11 +143,9 @@ class Voice {
 
   #toggle() {
     if (this.#mode === "hands-free") {
-      this.#setMode("off");
-      this.#session?.discard();
-      this.#rest();
-      this.#say("");
+      this.#giveUp("");
     } else if (this.#mode === "off" && this.#isPossible()) {
+      this.#conversation.stop();
       this.#setMode("hands-free");
       this.#starting = this.#start((session) => session.listen());
     }
@@ -145,7 +167,6 @@ class Voice {
   /* Opens what is not open, and has the session begin; resolves with whether that went well. */
   async #start(begin) {
     clearTimeout(this.#idle);
-    this.#conversation.stop();
     this.#queue = [];
     if (!this.#microphone) this.#say("Starting the microphone …");
     const mode = this.#mode;
@@ -168,7 +189,7 @@ class Voice {
     this.#microphone.muted = this.#isMuted;
     this.#microphone.onpiece = (samples, loudness) => this.#take(samples, loudness);
     this.#microphone.onlost = (problem) => { this.#close(); this.#say(problem.message, { bad: true }); };
-    if (this.#mode === "held") this.#say("Listening … let go to send.");
+    if (this.#mode === "held") this.#say(this.#isTapped ? TAPPED : HELD);
   }
 
   async #connect() {
@@ -233,8 +254,9 @@ class Voice {
   #show() {
     const { input_modalities = [], tasks = [] } = this.#settings.model;
     const isThere = input_modalities.includes("audio") && tasks.includes("chat");
+    this.#talk.hidden = !isThere || this.#mode === "hands-free";
+    this.#handsFree.hidden = !isThere || this.#mode === "held";
     for (const control of [this.#talk, this.#handsFree]) {
-      control.hidden = !isThere;
       control.setAttribute("aria-disabled", String(Boolean(whyNoMicrophone())));
     }
   }
@@ -247,20 +269,23 @@ class Voice {
 
   #setMode(mode) {
     this.#mode = mode;
+    this.#isTapped = false;
+    this.#drop.hidden = true;
     this.#talk.setAttribute("aria-pressed", String(mode === "held"));
     this.#talkLabel.textContent = mode === "held" ? "Listening" : "Hold to talk";
-    this.#talk.hidden = mode === "hands-free";
     this.#handsFree.setAttribute("aria-checked", String(mode === "hands-free"));
     this.#mute.hidden = mode !== "hands-free";
     this.#mute.setAttribute("aria-pressed", "false");
     this.#level.hidden = mode === "off";
+    this.#show();
   }
 
   #tell(state) {
+    if (state === "hearing" && this.#mode === "off") return;
     const isHandsFree = this.#mode === "hands-free";
     const words = {
       listening: isHandsFree ? (this.#isMuted ? MUTED : LISTENING) : "",
-      hearing: isHandsFree ? "Listening to you …" : "Listening … let go to send.",
+      hearing: isHandsFree ? "Listening to you …" : this.#isTapped ? TAPPED : HELD,
       thinking: "Thinking …",
       speaking: isHandsFree ? "Answering. Speak to interrupt." : "Answering …",
     };
