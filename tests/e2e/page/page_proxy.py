@@ -34,7 +34,13 @@ def answered(
     return answer
 
 
-def says(*deltas: dict[str, Any] | str, finish: str = "stop", cut: bool = False, pause: float = 0) -> Answer:
+def says(
+    *deltas: dict[str, Any] | str,
+    finish: str = "stop",
+    cut: bool = False,
+    pause: float = 0,
+    until: threading.Event | None = None,
+) -> Answer:
     """A streamed answer of these deltas; a text is one of ``content``.
 
     Args:
@@ -42,6 +48,7 @@ def says(*deltas: dict[str, Any] | str, finish: str = "stop", cut: bool = False,
         finish: Its ``finish_reason``.
         cut: Whether the connection ends after the last delta, as if a cable were pulled.
         pause: Seconds before each delta.
+        until: The last delta waits for it.
     """
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -52,8 +59,10 @@ def says(*deltas: dict[str, Any] | str, finish: str = "stop", cut: bool = False,
             choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
             await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
 
-        for delta in deltas:
+        for number, delta in enumerate(deltas, 1):
             await asyncio.sleep(pause)
+            if until is not None and number == len(deltas):
+                await asyncio.to_thread(until.wait, 120)
             await send({"content": delta} if isinstance(delta, str) else delta)
         if cut:
             # A browser drops what came with the end of a broken connection.

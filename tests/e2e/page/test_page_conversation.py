@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import wave
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from page_proxy import Proxy, says
+from page_proxy import Proxy, says, told
 from playwright.sync_api import Page, expect
 from talking import answer, ask, reload, said, set_option
 
@@ -181,6 +183,51 @@ def test_an_answer_that_is_left_is_kept_as_it_was(proxy: Proxy, faulty: Page) ->
     faulty.get_by_role("button", name="A story.", exact=True).click()
     expect(answer(faulty, "stopped")).to_contain_text("Once")
     expect(answer(faulty, "stopped").locator(".problem")).to_have_count(0)
+
+
+def test_two_tabs_of_a_conversation_lose_nothing(
+    proxy: Proxy, faulty: Page, open_page: Callable[[str], Page]
+) -> None:
+    goes_on = threading.Event()
+    proxy.answers = [says("Paris."), says("Rome."), says("To", "kyo.", until=goes_on)]
+    ask(faulty, FRANCE)
+    answer(faulty)
+    other = open_page(proxy.base_url)
+    ask(other, "And of Italy?")
+    answer(other)
+    ask(faulty, "And of Japan?")
+    expect(faulty.get_by_text("To", exact=True)).to_be_visible()
+    # What is under way in one tab is not broken for the others, which show it once it is whole.
+    reload(other)
+    elsewhere = answer(other, "elsewhere")
+    expect(elsewhere).to_contain_text("Being answered in another tab")
+    expect(elsewhere.get_by_role("button", name="Answer again")).to_have_count(0)
+    goes_on.set()
+    expect(answer(other)).to_contain_text("Tokyo.")
+    for page in (other, faulty):
+        reload(page)
+        answer(page)
+        assert said(page) == [FRANCE, "Paris.", "And of Italy?", "Rome.", "And of Japan?", "Tokyo."]
+
+
+def test_a_conversation_that_is_too_long_goes_on_without_its_older_half(proxy: Proxy, faulty: Page) -> None:
+    too_long = told(400, "messages: 9000 tokens are too many", code="context_length_exceeded")
+    proxy.answers = [says("Paris."), says("Rome."), too_long, says("Tokyo."), says("Lima.")]
+    for question in (FRANCE, "And of Italy?", "And of Japan?"):
+        ask(faulty, question)
+        expect(faulty.locator(".turn.assistant").last).not_to_have_attribute("data-state", "running")
+    answer(faulty, "failed").get_by_role("button", name="Leave out the older half").click()
+    expect(answer(faulty)).to_contain_text("Tokyo.")
+    expect(faulty.locator(".turn.user .note").first).to_have_text("left out of later messages")
+    # So it stays, also for what is asked after a reload.
+    faulty.wait_for_timeout(1200)
+    reload(faulty)
+    ask(faulty, "And of Peru?")
+    expect(answer(faulty)).to_contain_text("Lima.")
+    first, second = ([each["content"] for each in body["messages"]] for body in proxy.asked[-2:])
+    assert first == ["And of Italy?", "Rome.", "And of Japan?"]
+    assert second == [*first, "Tokyo.", "And of Peru?"]
+    assert said(faulty)[0] == FRANCE
 
 
 def test_the_examples_ask_and_one_of_them_aloud(page: Page) -> None:

@@ -52,7 +52,7 @@ export class Conversation extends EventTarget {
 
   /** Adds a turn of the "user" or the "assistant", whose text and sound come later. The caller finishes it. */
   begin(role, fields = {}) {
-    const turn = new Turn({ role, ...fields });
+    const turn = new Turn({ role, ...fields, place: placeAfter(this.turns.at(-1)) });
     this.turns.push(turn);
     turn.addEventListener("finish", () => this.#tell("busy", this.busy));
     this.#tell("turn", turn);
@@ -90,6 +90,12 @@ export class Conversation extends EventTarget {
   removeFrom(turn) {
     const index = this.turns.indexOf(turn);
     this.#tell("removed", index < 0 ? [] : this.turns.splice(index));
+  }
+
+  /** Leaves the older half of what came before an answer out of this and all later requests, and asks again. */
+  async shorten(turn) {
+    for (const old of olderHalf(this.turns.slice(0, this.turns.indexOf(turn)))) old.forget();
+    await this.regenerate(turn);
   }
 
   /** Ends the answer that is under way, and silences what sounds. */
@@ -182,6 +188,7 @@ export class Conversation extends EventTarget {
     const file = fileOf(error.field);
     /* A stream that the browser cannot read to its end. */
     const known = error.name === "TypeError" ? { message: LOST } : error;
+    if (!olderHalf(this.turns.slice(0, this.turns.indexOf(turn))).length) known.isTooLong = false;
     turn.fail(file ? { ...known, message: `${file.name}: ${known.message}`, detail: known.detail } : known);
     this.#tell("progress", "");
   }
@@ -189,6 +196,18 @@ export class Conversation extends EventTarget {
   #tell(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
+}
+
+/* Two tabs may add to one conversation: a place is a time, and by chance no two are the same. */
+function placeAfter(turn) {
+  return Math.max(Date.now(), Math.ceil(turn?.place ?? 0) + 1) + Math.random();
+}
+
+/* Whole exchanges, of which the last question stays. */
+function olderHalf(turns) {
+  const questions = turns.filter(({ role, forgotten }) => role === "user" && !forgotten);
+  const first = questions[Math.ceil((questions.length - 1) / 2)];
+  return turns.slice(0, turns.indexOf(first));
 }
 
 /* Without crypto.randomUUID, which pages without https lack. */

@@ -1,6 +1,7 @@
 /* The kept conversations: opened, begun anew and deleted. */
 
 import { el, iconButton } from "./dom.js";
+import { holdFor, tabHasEnded } from "./tabs.js";
 
 const SAVE_MS = 1_000;
 
@@ -56,27 +57,46 @@ export function mountConversations({ list, conversation, storage, say, opened })
 /* Saves each turn when it begins, once a second while it grows, and when it ends. */
 function keep({ conversation, storage, deleted, say, show }) {
   let hasFailed = false;
-  const save = ({ id, turns }, changed) => {
+  const save = async ({ id, turns }, changed, removed) => {
     if (deleted.has(id)) return;
-    storage.save({ id, turns }, changed).then(show).catch((error) => {
+    try {
+      await storage.save({ id, turns }, changed, removed);
+      await show();
+    } catch (error) {
       if (!hasFailed) say(`The browser cannot keep this conversation: ${error.message}`, { bad: true });
       hasFailed = true;
-    });
+    }
   };
-  conversation.addEventListener("turn", ({ detail: turn }) => {
+  const follow = (turn) => {
     /* It may end when another conversation is open. */
     const { id, turns } = conversation;
-    let waits = null;
-    const saveTurn = () => {
+    let waits = null, isHeld = false;
+    const saveTurn = async () => {
       clearTimeout(waits);
       waits = null;
-      if (turns.includes(turn)) save({ id, turns }, [turn]);
+      if (turns.includes(turn)) await save({ id, turns }, [turn]);
     };
-    turn.addEventListener("change", () => { waits ??= setTimeout(saveTurn, SAVE_MS); });
-    turn.addEventListener("finish", saveTurn);
-    saveTurn();
+    /* Until what has ended is kept, other tabs know that it is this one's. */
+    const hold = () => {
+      if (isHeld || turn.state !== "running") return;
+      isHeld = true;
+      holdFor(turn, new Promise((resolve) => {
+        turn.addEventListener("finish", () => { isHeld = false; resolve(saveTurn()); }, { once: true });
+      }));
+    };
+    turn.addEventListener("change", () => { hold(); waits ??= setTimeout(saveTurn, SAVE_MS); });
+    hold();
+    return saveTurn;
+  };
+  conversation.addEventListener("turn", ({ detail: turn }) => follow(turn)());
+  conversation.addEventListener("load", () => {
+    const { id, turns } = conversation;
+    for (const turn of turns) {
+      if (turn.state === "elsewhere") tabHasEnded(turn).then(async () => turn.settle(await storage.turn(id, turn)));
+      follow(turn);
+    }
   });
-  conversation.addEventListener("removed", () => save(conversation));
+  conversation.addEventListener("removed", ({ detail }) => save(conversation, [], detail));
 }
 
 function confirmed(question) {

@@ -38,6 +38,7 @@ mountLog({
   actions: {
     edit: (turn) => composer.edit(turn),
     regenerate: (turn) => conversation.regenerate(turn),
+    shorten: (turn) => conversation.shorten(turn),
     goOn: (turn) => conversation.goOn(turn),
     play: (samples, rate) => { conversation.stop(); player.play(samples, rate); },
   },

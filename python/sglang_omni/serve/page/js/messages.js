@@ -30,12 +30,12 @@ export function mediaOf(turn) {
   return turn.leftOut ? [] : turn.media.filter(({ kind }) => !(turn.heard && kind === "audio"));
 }
 
-/* The turns that the model gets: without questions that have no answer, and answers that have no words. A person who
+/* The turns that the model gets: without those that it may forget, questions that have no answer, and answers that have no words. A person who
    pauses while speaking has two turns in a row, which one answer answers. The last turn is what is asked now. */
 function told(turns) {
-  return turns.filter((turn, index) => {
+  return turns.filter(({ forgotten }) => !forgotten).filter((turn, index, kept) => {
     if (turn.role === "assistant") return turn.text;
-    const next = turns[index + 1];
+    const next = kept[index + 1];
     return (wordsOf(turn) || mediaOf(turn).length) && (!next || next.role === "user" || next.text);
   });
 }

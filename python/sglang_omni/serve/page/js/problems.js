@@ -8,12 +8,13 @@ const OFFLINE = "This device is offline.";
  * A failure that a person can read.
  *
  * `detail`: the server's own words, if they differ. `field`: the request's field at fault. `retryAfter`: seconds
- * that the server asks to wait, or null. `canRetry`: whether the same request may succeed later.
+ * that the server asks to wait, or null. `canRetry`: True if the same request may succeed later. `isTooLong`: True if
+ * a shorter conversation would be answered.
  */
 export class Problem extends Error {
-  constructor(message, { detail = "", field = null, retryAfter = null, canRetry = true } = {}) {
+  constructor(message, { detail = "", field = null, retryAfter = null, canRetry = true, isTooLong = false } = {}) {
     super(message);
-    Object.assign(this, { detail, field, retryAfter, canRetry });
+    Object.assign(this, { detail, field, retryAfter, canRetry, isTooLong });
   }
 }
 
@@ -22,9 +23,9 @@ export function unreachable() {
 }
 
 /* By what the server says is the reason, and else by its status. Functions of the server's own words. */
+const TOO_LONG = "context_length_exceeded";
 const BY_CODE = {
-  context_length_exceeded: () =>
-    "The conversation is longer than this model can read. Begin a new one, or edit an earlier message.",
+  [TOO_LONG]: () => "The conversation is longer than this model can read. Begin a new one, or edit an earlier message.",
   model_not_found: () => "The server has another model by now. Reload the page.",
 };
 const BY_STATUS = {
@@ -51,6 +52,7 @@ export async function problemOf(answer) {
     detail: told || words !== message ? message : "",
     field: param ?? null,
     retryAfter: WAITS.has(status) ? seconds || 1 : null,
+    isTooLong: code === TOO_LONG,
     canRetry: status === 0 || status === 401 || status === 408 || status === 429 || status >= 500,
   });
 }

@@ -1,5 +1,6 @@
 /* The conversations that the browser keeps, with their pictures and sound: in IndexedDB. */
 
+import { tabsHave } from "./tabs.js";
 import { Turn } from "./turn.js";
 
 /* Beyond either, the conversation that was used longest ago goes. */
@@ -34,33 +35,35 @@ class Storage {
     return all.sort((a, b) => b.used - a.used);
   }
 
-  /** The turns of a conversation. One that was under way when the page was closed is broken. */
+  /** The turns of a conversation. One that is under way is another tab's, or was when its page was closed. */
   async turns(id) {
     const records = await done(this.#database.transaction("turns").objectStore("turns").getAll(every(id)));
-    return records.map(({ turn }) => {
-      const whole = turn.state !== "running";
-      const problem = { message: "The page was closed before this answer was whole.", detail: "", retryAfter: null, canRetry: true };
-      return new Turn(whole ? turn : { ...turn, state: turn.text ? "broken" : "failed", problem });
-    });
+    const others = await tabsHave();
+    return records.map(({ index, turn }) => new Turn({ ...left(turn, others.has(turn.id)), place: index }));
+  }
+
+  /** What is kept of a turn that another tab had, which may have deleted it. */
+  async turn(id, { place }) {
+    const record = await done(this.#database.transaction("turns").objectStore("turns").get([id, place]));
+    return record ? left(record.turn, false) : { state: "stopped" };
   }
 
   /**
-   * Keeps a conversation as it is when this is called. Turns other than `changed` are kept already.
+   * Keeps the turns of a conversation that have changed, and no more those that were removed.
    *
-   * All is handed over before this returns its promise, so it is kept even if the page is closed then.
+   * All is handed over before this returns its promise, so it is kept even if the page is closed then. What another tab
+   * adds to the same conversation stays.
    */
-  async save({ id, turns }, changed = turns) {
+  async save({ id, turns }, changed, removed = []) {
     const title = titleOf(turns);
-    if (!title) return;
     const bytes = turns.reduce((sum, turn) => sum + bytesOf(turn), 0);
     const change = this.#database.transaction(["conversations", "turns"], "readwrite");
-    change.objectStore("conversations").put({ id, title, bytes, used: Date.now() });
     const store = change.objectStore("turns");
-    for (const turn of changed) {
-      const index = turns.indexOf(turn);
-      if (index >= 0) store.put({ conversation: id, index, turn: turn.record });
+    for (const { place } of removed) store.delete([id, place]);
+    if (title) {
+      change.objectStore("conversations").put({ id, title, bytes, used: Date.now() });
+      for (const turn of changed) store.put({ conversation: id, index: turn.place, turn: turn.record });
     }
-    store.delete(IDBKeyRange.bound([id, turns.length], [id, Infinity]));
     change.commit();
     await finished(change);
     await this.#makeRoom(id);
@@ -85,6 +88,14 @@ class Storage {
 
 function every(id) {
   return IDBKeyRange.bound([id, 0], [id, Infinity]);
+}
+
+/* A turn's record as it is for this tab. */
+function left(record, isElsewhere) {
+  if (record.state !== "running") return record;
+  if (isElsewhere) return { ...record, state: "elsewhere" };
+  const problem = { message: "The page was closed before this answer was whole.", detail: "", retryAfter: null, canRetry: true };
+  return { ...record, state: record.text ? "broken" : "failed", problem };
 }
 
 function titleOf(turns) {

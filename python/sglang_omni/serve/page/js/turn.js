@@ -4,17 +4,20 @@ import { samplesOf, wavOf } from "./wav.js";
 
 /* What is kept of a turn, and comes back after a reload. Blobs are kept as they are. */
 const KEPT = [
-  "id", "role", "text", "heard", "reasoning", "calls", "media", "leftOut", "notes", "state", "problem", "speech", "began",
+  "id", "role", "text", "heard", "reasoning", "calls", "media", "leftOut", "forgotten", "notes", "state", "problem", "speech",
+  "began",
 ];
 
 /**
  * A turn, which tells of its changes with the event "change".
  *
  * `state`: "running"; "whole"; "stopped" by the person; "broken" on the way; "cut" at the longest length; "failed"
- * before anything came.
+ * before anything came; "elsewhere": another tab of this browser has it, and keeps it as it grows.
  * `heard`: the words that the model heard in the turn's sound.
  * `media`: of a person's turn, a list of { kind: "image" | "audio" | "video", name, blob }.
- * `leftOut`: whether later requests lack them.
+ * `leftOut`: True if later requests lack them.
+ * `forgotten`: True if later requests lack the whole turn.
+ * `place`: sorts the turns of a conversation, whichever tab they were begun in.
  * `speech`: of an answer, its sound as a WAV file's Blob, once it is finished.
  */
 export class Turn extends EventTarget {
@@ -26,11 +29,13 @@ export class Turn extends EventTarget {
   calls = [];
   media = [];
   leftOut = false;
+  forgotten = false;
   notes = [];
   state = "running";
   problem = null;
   speech = null;
   began = Date.now();
+  place = 0;
   #sound = [];
   #rate = 0;
 
@@ -77,6 +82,19 @@ export class Turn extends EventTarget {
     this.#changed();
   }
 
+  /** Leaves the turn out of later requests. */
+  forget() {
+    this.forgotten = true;
+    this.#changed();
+  }
+
+  /** Takes over what another tab has kept of the turn, which is over there. */
+  settle(record) {
+    Object.assign(this, record);
+    this.#changed();
+    this.dispatchEvent(new Event("finish"));
+  }
+
   /** A short remark below the turn, as "first word after 0.4 s". */
   note(text) {
     this.notes.push(text);
@@ -94,10 +112,10 @@ export class Turn extends EventTarget {
     return this.#rate ? this.#sound.reduce((sum, piece) => sum + piece.length, 0) / this.#rate : 0;
   }
 
-  /** Ends the turn with a problem: { message, detail, retryAfter, canRetry } (see problems.js), or an Error. */
+  /** Ends the turn with a problem: { message, detail, retryAfter, canRetry, isTooLong } (see problems.js), or an Error. */
   fail(problem) {
-    const { message, detail = "", retryAfter = null, canRetry = true } = problem;
-    this.problem = { message, detail, retryAfter, canRetry };
+    const { message, detail = "", retryAfter = null, canRetry = true, isTooLong = false } = problem;
+    this.problem = { message, detail, retryAfter, canRetry, isTooLong };
     this.finish(this.text || this.#sound.length ? "broken" : "failed");
   }
 

@@ -12,10 +12,12 @@ const ENDS = {
   stopped: "Stopped",
   broken: "Not whole",
   cut: "Cut at the longest length",
+  elsewhere: "Being answered in another tab",
 };
 
 /**
- * @param actions what a person can do with a turn: { edit(turn), regenerate(turn), goOn(turn), play(samples, rate) }.
+ * @param actions what a person can do with a turn: { edit(turn), regenerate(turn), shorten(turn), goOn(turn),
+ *   play(samples, rate) }.
  */
 export class TurnView {
   element;
@@ -85,7 +87,8 @@ export class TurnView {
     parts.reasoning.append(turn.reasoning.slice(this.#thought));
     this.#thought = turn.reasoning.length;
     parts.calls.replaceChildren(...turn.calls.filter(Boolean).map(callView));
-    parts.note.textContent = [...turn.notes, turn.leftOut ? "files left out of later messages" : ""].filter(Boolean).join(" · ");
+    const leftOut = turn.forgotten ? "left out of later messages" : turn.leftOut ? "files left out of later messages" : "";
+    parts.note.textContent = [...turn.notes, leftOut].filter(Boolean).join(" · ");
     if (turn.state === "running") {
       parts.end.replaceChildren();
       parts.actions.replaceChildren();
@@ -115,7 +118,7 @@ export class TurnView {
     const again = () => actions.regenerate(turn);
     const canGoOn = this.#isLast && turn.text && (turn.state === "cut" || turn.state === "broken");
     parts.end.replaceChildren(...[
-      turn.problem ? problemView(turn.problem, this.#isLast ? again : null) : null,
+      turn.problem ? problemView(turn.problem, this.#isLast ? again : null, () => actions.shorten(turn)) : null,
       ENDS[turn.state] || canGoOn
         ? el("p", { class: "ways" },
             ENDS[turn.state] ? el("span", { class: "mark" }, ENDS[turn.state]) : null,
@@ -128,7 +131,7 @@ export class TurnView {
     parts.actions.replaceChildren(...[
       hasWords ? copyButton("Copy the message", () => turn.text || turn.heard) : null,
       turn.role === "user" && (turn.text || turn.media.length) ? iconButton("edit", "Edit the message and ask again", () => actions.edit(turn)) : null,
-      turn.role === "assistant" && turn.state !== "failed" ? iconButton("again", "Answer again", again) : null,
+      turn.role === "assistant" && turn.state !== "failed" && turn.state !== "elsewhere" ? iconButton("again", "Answer again", again) : null,
       ...(turn.speech ? speechButtons(turn, actions.play) : []),
     ].filter(Boolean));
   }
