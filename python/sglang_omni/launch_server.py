@@ -266,6 +266,7 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
         start_timeout=args.start_timeout,
         drain_timeout=args.drain_timeout,
         request_timeout=args.request_timeout or None,
+        strict_params=args.strict_params,
         limits=given_limits(args),
         launcher=chosen_launcher(args),
         access=args.access,

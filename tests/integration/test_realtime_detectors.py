@@ -153,7 +153,7 @@ def test_a_complete_turn_ends_at_once(voice: Voice) -> None:
 def test_without_pipecat_semantic_vad_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pipecat", None)
     detectors.smart_turn.cache_clear()
-    with pytest.raises(RequestError, match=r"pip install 'sgl-omni\[turns\]'.*server_vad") as refused:
+    with pytest.raises(RequestError, match=r"pip install 'sgl-omni\[turns\]'") as refused:
         create_detector(SemanticVad())
     assert refused.value.param == "session.audio.input.turn_detection.type"
 

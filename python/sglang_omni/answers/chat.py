@@ -99,6 +99,10 @@ class ChatPrompts:
         )
         return text, self._reading(text, template, tools, request)
 
+    def no_effort(self, *, with_tools: bool) -> str | None:
+        """Why a reasoning effort has no effect on the model; None if it has one."""
+        return _no_effort(self.prompts.templates.choose(tools=with_tools))
+
     def _call_format(self, template: ChatTemplate) -> tuple[str | None, CallFormat]:
         """The name of the format in which the model writes calls, None if it is not known here, and the
         format; another's parser is known by its name alone."""
@@ -199,18 +203,23 @@ def _options(request: OmniRequest, template: ChatTemplate) -> dict[str, Any]:
         )
     effort = request.params.get("reasoning_effort")
     if effort is not None:
-        if "reasoning_effort" not in template.variables:
-            own = ", ".join(
-                sorted(name for name in template.variables.difference(FIELDS) if not name.endswith("_token"))
-            )
-            instead = f"chat_template_kwargs sets what it has: {own}" if own else "leave it out"
+        if why := _no_effort(template):
             raise RequestError(
-                f"reasoning_effort: this model's chat template has no place for it; {instead}",
+                f"reasoning_effort: {why}; leave it out",
                 param="reasoning_effort",
                 code="unsupported_parameter",
             )
         options["reasoning_effort"] = effort
     return options
+
+
+def _no_effort(template: ChatTemplate) -> str | None:
+    """Why a reasoning effort has no effect; None if it has one."""
+    if "reasoning_effort" in template.variables:
+        return None
+    own = sorted(name for name in template.variables.difference(FIELDS) if not name.endswith("_token"))
+    instead = f", and chat_template_kwargs sets what it has: {', '.join(own)}" if own else ""
+    return f"this model's chat template has no place for it{instead}"
 
 
 def _are_objects(value: Any) -> bool:

@@ -81,12 +81,6 @@ async def test_errors_name_the_event_and_its_field_and_the_session_goes_on() -> 
             "session.audio.output.voice",
             "unsupported_value",
         ),
-        (
-            "session.update",
-            {"session": {"audio": {"input": {"noise_reduction": {"type": "near_field"}}}}},
-            "session.audio.input.noise_reduction",
-            "unsupported_value",
-        ),
         ("input_audio_buffer.append", {"audio": "?"}, "audio", "invalid_base64"),
         ("input_audio_buffer.commit", {}, None, "input_audio_buffer_commit_empty"),
         ("conversation.item.create", {"item": {"type": "mcp_call"}}, "item.type", "invalid_value"),

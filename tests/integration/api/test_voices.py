@@ -115,13 +115,6 @@ def test_what_openais_client_sends_is_answered_by_the_default_voice(serve: Any) 
         assert batch.headers.get_list("warning") == [WARNING.format(name) for name in ("ash", "echo")]
 
 
-def test_instructions_to_a_voice_that_takes_none(speech_chat: httpx.Client) -> None:
-    status, param, said = refusal(speech_chat.post(SPEECH, json={"input": "x", "instructions": "Sing!"}))
-    assert (status, param) == (400, "instructions")
-    assert "of no effect on this model's speech" in said
-    assert speech_chat.post(SPEECH, json={"input": "x", "instructions": ""}).status_code == 200
-
-
 def test_openais_object_for_a_voice(api: openai.OpenAI, pipeline: Any) -> None:
     api.audio.speech.create(model="scripted", voice={"id": "default"}, input="x")
     assert pipeline.last.params["voice"] == "default"

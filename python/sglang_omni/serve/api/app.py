@@ -38,8 +38,8 @@ from sglang_omni.serve.api.speech_stream import speech_stream_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.tokenize import tokenize_routes
 from sglang_omni.serve.api.transcriptions import transcription_routes
-from sglang_omni.serve.api.voice_names import VoiceWarnings
 from sglang_omni.serve.api.voices import voice_routes
+from sglang_omni.serve.api.warnings import Warnings
 from sglang_omni.serve.api.websockets import WebSockets
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def create_app(
     access: Access | None = None,
     tracer: Tracer | None = None,
     graph: PipelineGraph | None = None,
+    strict_params: bool = False,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -76,6 +77,7 @@ def create_app(
         access: Keys, host names and web pages' origins; by default no key is asked for.
         tracer: Makes a span of each request, of its stages and their steps; None: no spans.
         graph: The pipeline's stages and edges, which the page draws; None: it has nothing to draw.
+        strict_params: Refuse what answers would else only warn of.
     """
     server = AppState(
         client=client,
@@ -88,6 +90,7 @@ def create_app(
         request_timeout=request_timeout,
         traces_steps=tracer is not None,
         graph=graph,
+        strict_params=strict_params,
     )
     access = access or Access()
     middleware = [
@@ -97,7 +100,7 @@ def create_app(
         *_traced(server, tracer),
         Middleware(Count, metrics=server.metrics),
         Middleware(Guard, access=access, client_secrets=server.client_secrets),
-        Middleware(VoiceWarnings),
+        Middleware(Warnings),
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission, metrics=server.metrics),
         Middleware(

@@ -19,6 +19,7 @@ from sglang_omni.serve.api.choices import Choices, choices_of
 from sglang_omni.serve.api.constraints import spelled
 from sglang_omni.serve.api.listening import heard
 from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
+from sglang_omni.serve.api.reasoning import usable_effort
 from sglang_omni.serve.api.session import owner_of, session_key
 from sglang_omni.serve.api.state import AppState, request_id_of
 from sglang_omni.serve.api.streaming import EventStream, until_disconnect
@@ -52,6 +53,12 @@ def chat_routes(server: AppState) -> APIRouter:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = server.check_model(body.model)
+        body.reasoning_effort = await usable_effort(
+            server,
+            body.reasoning_effort,
+            with_tools=bool(body.tools or body.functions),
+            param="reasoning_effort",
+        )
         generate = to_generate_request(server, body)
         generate.session_id, generate.owner = session_key(request, body), owner_of(request)
         audio_format = audio_format_of(body)

@@ -30,6 +30,7 @@ from sglang_omni.serve.api.protocol.responses import (
     ResponsesRequest,
     SchemaFormat,
 )
+from sglang_omni.serve.api.reasoning import usable_effort
 from sglang_omni.serve.api.responses_input import check_media, conversation, input_items
 from sglang_omni.serve.api.responses_output import Event, OutputWriter
 from sglang_omni.serve.api.responses_store import KeptResponse
@@ -95,6 +96,10 @@ def response_routes(server: AppState) -> APIRouter:
         if body.previous_response_id is not None:
             previous = server.responses.need(body.previous_response_id, owner, "previous_response_id")
         items = input_items(body)
+        if body.reasoning is not None:
+            body.reasoning.effort = await usable_effort(
+                server, body.reasoning.effort, with_tools=bool(body.tools), param="reasoning.effort"
+            )
         generate = _request(server, body, previous, items, request)
         request_id = request_id_of(request, body.request_id)
         kept = KeptResponse(owner, _head(body, model), items, previous)

@@ -25,7 +25,7 @@ _REFERENCES = ("ref_audio", "ref_text")
 def check_speech(
     server: AppState, fields: SpeechFields, stage_params: dict[str, dict[str, Any]] | None
 ) -> None:
-    """Names the voice that speaks in ``fields``.
+    """Names the voice that speaks in ``fields``, and takes instructions out that a model has no use for.
 
     Raises:
         RequestError: The pipeline cannot speak like this.
@@ -37,6 +37,9 @@ def check_speech(
         raise RequestError(
             "max_new_tokens and max_tokens differ; give one", param="max_new_tokens", code="invalid_value"
         )
+    if fields.instructions and not server.takes("speech", "instructions"):
+        server.ignore("instructions", "of no effect on this model's speech")
+        fields.instructions = None
     with spelled({"max_new_tokens": "max_tokens"} if fields.max_new_tokens is None else {}):
         server.check_params("speech", fields.given, stage_params)
 

@@ -13,7 +13,7 @@ from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.client import Client, RequestError
 from sglang_omni.config.graph import PipelineGraph
 from sglang_omni.config.nearest import nearest
-from sglang_omni.preprocessing.request_params import RequestParams, check_params
+from sglang_omni.preprocessing.request_params import RequestParams, TaskParams, check_params
 from sglang_omni.random_weights import has_random_weights
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
@@ -24,7 +24,8 @@ from sglang_omni.serve.api.prompts import Prompts
 from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.responses_store import ResponseStore
 from sglang_omni.serve.api.session import owner_of
-from sglang_omni.serve.api.voice_names import OPENAI_VOICES, warn_of
+from sglang_omni.serve.api.voice_names import OPENAI_VOICES
+from sglang_omni.serve.api.warnings import warn
 from sglang_omni.serve.api.websockets import OpenWebSockets
 from sglang_omni.serve.realtime.client_secrets import ClientSecrets
 from sglang_omni.serve.realtime.sessions import Sessions
@@ -106,6 +107,7 @@ class AppState:
         history: The latest requests.
         traces_steps: Whether requests are traced with their steps, also if no profile runs.
         graph: The pipeline, to be drawn; None if it is not known.
+        strict_params: Whether fields of no effect are refused, of which an answer else only warns.
     """
 
     client: Client
@@ -124,6 +126,7 @@ class AppState:
     started: float = field(default_factory=time.time)
     traces_steps: bool = False
     graph: PipelineGraph | None = None
+    strict_params: bool = False
     responses: ResponseStore = field(default_factory=ResponseStore)
     coordinator: AdminCoordinator = field(init=False)
     prompts: Prompts = field(init=False)
@@ -178,11 +181,13 @@ class AppState:
             status=404,
         )
 
-    def check_task(self, task: str) -> None:
+    def check_task(self, task: str, param: str | None = None) -> None:
+        """``param``: the field that asks for it, if the request as a whole does not."""
         tasks = self.capabilities.tasks
         if tasks is not None and task not in tasks:
             raise RequestError(
                 f"the model {self.served_name!r} does not do {task}; it does {_listed(tasks)}",
+                param=param,
                 code="unsupported_task",
             )
 
@@ -208,8 +213,8 @@ class AppState:
         own, default = self.capabilities.voices, self.capabilities.default_voice
         if voice is None or own is None or voice.lower() in own:
             return voice
-        if default is not None and voice.lower() in OPENAI_VOICES:
-            warn_of(voice, default)
+        if default is not None and voice.lower() in OPENAI_VOICES and not self.strict_params:
+            warn(f"this model has no voice {voice!r}, one of OpenAI's: its default voice {default!r} speaks")
             return default
         self._check(own, voice.lower(), param, f"has no voice {voice!r}; it has")
         return voice
@@ -221,6 +226,24 @@ class AppState:
                 param=param,
                 code="unsupported_value",
             )
+
+    def takes(self, task: str, param: str) -> bool:
+        """True if a parameter may have an effect on a task."""
+        takes = self.capabilities.request_params
+        return takes is None or param in takes.get(task, TaskParams()).general
+
+    def ignore(self, param: str, why: str, instead: str = "it is ignored") -> None:
+        """Have the answer warn that a field has no effect, where that does no harm.
+
+        Args:
+            why: It has none, and maybe what to do about it.
+            instead: What is done in its place.
+
+        Raises:
+            RequestError: The server is strict, or the answer has no place for a warning.
+        """
+        if self.strict_params or not warn(f"{param}: {why}; {instead}"):
+            raise RequestError(f"{param}: {why}; leave it out", param=param, code="unsupported_parameter")
 
     def check_params(
         self,

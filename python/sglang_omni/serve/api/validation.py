@@ -43,6 +43,7 @@ _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {
     "less_than": lambda c: f"must be less than {_number(c['lt'])}",
     "less_than_equal": lambda c: f"must be at most {_number(c['le'])}",
     "literal_error": lambda c: f"must be {c['expected']}",
+    "none_required": "not supported here; leave it out",
 }
 # Errors of a value and not of its type.
 _OF_VALUES = frozenset(
@@ -52,8 +53,14 @@ _OF_VALUES = frozenset(
 _LONGEST_VALUE = 40
 # For a wrong name in a dict, not a wrong value.
 _KEY = "[key]"
-# What pydantic puts among the fields and is none: that mark, and the types that realtime's unions go by.
-_NO_FIELDS = frozenset({_KEY, "server_vad", "semantic_vad", "audio/pcm", "audio/pcmu", "audio/pcma"})
+# What pydantic puts among the fields and is none: that mark, and what realtime's unions are of.
+_NO_FIELDS = frozenset(
+    {
+        *(_KEY, "server_vad", "semantic_vad", "audio/pcm", "audio/pcmu", "audio/pcma"),
+        *("constrained-int", "constrained-str", "VoiceId", "ChosenFunction"),
+        *("literal['inf']", "literal['auto','none','required']"),
+    }
+)
 # How many of the other fields at fault are named, and the most characters of a name.
 _MOST_NAMED = 10
 _LONGEST_NAME = 100
@@ -124,7 +131,7 @@ def _instead(kind: str, given: Any) -> str:
 def _code(kind: str) -> str:
     if kind == "missing":
         return "missing_required_parameter"
-    if kind == UNSUPPORTED:
+    if kind in (UNSUPPORTED, "none_required"):
         return "unsupported_value"
     return "invalid_type" if kind.endswith("_type") or kind == "int_from_float" else "invalid_value"
 

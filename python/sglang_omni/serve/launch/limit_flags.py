@@ -1,4 +1,4 @@
-"""The flags of how large requests may be, how many run, and how many wait."""
+"""The flags of how large requests may be, how strictly they are read, how many run, and how many wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.launch.flags import count, count_or_any, count_or_none, seconds
 
 _ADMISSION = ("max_concurrent_requests", "queue_size", "queue_timeout")
-LIMIT_FLAGS = ("max_body_size", "max_json_size", *_ADMISSION)
+LIMIT_FLAGS = ("max_body_size", "max_json_size", "strict_params", *_ADMISSION)
 
 
 def add_limit_flags(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,11 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
         default=BodyLimits.max_json_size,
         metavar="BYTES",
         help="JSON bodies that are larger without their media, too (default: %(default)s, 8 MiB)",
+    )
+    parser.add_argument(
+        "--strict-params",
+        action="store_true",
+        help="refuse fields of requests that have no effect on the model, of which answers else only warn",
     )
     group = parser.add_argument_group(
         "limits", "Each of one replica. Requests beyond them are answered with 429 and Retry-After."

@@ -52,6 +52,7 @@ class ReplicaOptions:
         start_timeout: Seconds for the pipeline's processes to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
         request_timeout: Seconds that one request may take; None: any.
+        strict_params: Refuse what answers would else only warn of.
         limits: Those of `--max-concurrent-requests`, `--queue-size` and `--queue-timeout` that were given.
         launcher: Starts the pipeline's processes; None: they are children of this process.
         access: The keys that clients must show; None: no keys.
@@ -67,6 +68,7 @@ class ReplicaOptions:
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
     request_timeout: float | None = 600.0
+    strict_params: bool = False
     limits: Mapping[str, float] = field(default_factory=dict)
     launcher: Launcher | None = None
     access: Access | None = None
@@ -135,6 +137,7 @@ async def _serve(
         access=options.access,
         tracer=None if spans is None else spans.tracer,
         graph=pipeline_graph(plan),
+        strict_params=options.strict_params,
     )
     server = WebServer(app, tls=options.tls)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -177,7 +177,8 @@ def validated(model: type[M], fields: Raw, prefix: str = "") -> M:
         param = f"{prefix}{error.param}" if error.param else prefix.rstrip(".") or None
         message = error.message
         if prefix:
-            message = f"{prefix.rstrip('.')}: {message}"
+            begins_with_field = bool(error.param) and message.startswith(f"{error.param}: ")
+            message = f"{prefix}{message}" if begins_with_field else f"{prefix.rstrip('.')}: {message}"
         raise RequestError(message, param=param, code=error.code) from exc
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from sglang_omni.client import RequestError
 from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.api.warnings import collected
 from sglang_omni.serve.realtime.asking import read_asked
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.config import SessionConfig, default_config, updated
@@ -41,6 +44,9 @@ from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.response import Asked, Caller, Response
 from sglang_omni.serve.realtime.sound import RATE, Samples, SoundDecoder
 from sglang_omni.serve.realtime.turns import ServerVad, SpeechStarted, SpeechStopped, TurnDetector
+from sglang_omni.serve.realtime.updates import done_in_part
+
+T = TypeVar("T")
 
 MAX_SECONDS_OF_SESSION = 3600
 # Responses beside the one that the conversation is written by.
@@ -187,15 +193,20 @@ class Session:
         Raises:
             RequestError: A field is unknown, wrong, or beyond the pipeline.
         """
+        self._take(await _off_loop(self._updated, fields))
+
+    def _updated(self, fields: dict[str, Any]) -> SessionConfig:
         # The first use of a detector loads it.
-        loop = asyncio.get_running_loop()
-        new = await loop.run_in_executor(_detecting, updated, self.config, fields, self._server)
+        new = updated(self.config, fields, self._server)
         if new.type != self.config.type and len(self.conversation):
             raise RequestError(
                 "session.type: cannot change once the conversation has begun",
                 param="session.type",
                 code="invalid_value",
             )
+        return new
+
+    def _take(self, new: SessionConfig) -> None:
         old, self.config = self.config.audio.input, new
         if new.audio.input.format != old.format:
             self._decoder = SoundDecoder(new.audio.input.format)
@@ -207,8 +218,14 @@ class Session:
         self.outbox.put("error", error={**error_fields(exc), "event_id": event_id})
 
     async def _update(self, event: SessionUpdate) -> None:
-        await self.configure(event.session)
-        self.outbox.put("session.updated", session=self.shown())
+        with collected() as warnings:
+            new, faults = await _off_loop(done_in_part, event.session, self._updated)
+        for fault in faults:
+            self.tell_error(fault, event.event_id)
+        if new is not None:
+            self._take(new)
+            more = {"warnings": list(warnings)} if warnings else {}
+            self.outbox.put("session.updated", session=self.shown(), **more)
 
     async def _append(self, event: InputAudioAppend) -> None:
         await self.hear(self._decoder.add(base64_bytes(event.audio, "audio")))
@@ -461,6 +478,12 @@ def _last_spoken(asked: Asked) -> Item | None:
             is_sound = len(item.content) == 1 and item.content[0].kind == "input_audio"
             return item if is_sound else None
     return None
+
+
+async def _off_loop(work: Callable[..., T], *args: Any) -> T:
+    """What ``work`` returns, in the detectors' threads."""
+    run = contextvars.copy_context().run
+    return await asyncio.get_running_loop().run_in_executor(_detecting, partial(run, work, *args))
 
 
 def _ms(samples: float) -> int:

@@ -32,9 +32,7 @@ def smart_turn_file() -> Path:
     found = find_spec("pipecat")
     files = [] if found is None or found.origin is None else sorted(Path(found.origin).parent.glob(_FILES))
     if not files:
-        raise ImportError(
-            f"semantic_vad needs Smart Turn, from pipecat-ai: {install_line('turns')}; or use server_vad"
-        )
+        raise ImportError(f"semantic_vad needs Smart Turn, from pipecat-ai: {install_line('turns')}")
     return files[-1]
 
 

@@ -9,7 +9,7 @@ import { RealtimeSocket } from "./socket.js";
 
 /* While a person holds the button, a pause ends nothing: the detector only tells whether there was speech. */
 const HELD = { type: "server_vad", create_response: false, interrupt_response: false, silence_duration_ms: 10_000 };
-/* Hears from how a sentence ends that it has ended; without it, silence tells. */
+/* Hears from how a sentence ends that it has ended. A strict server refuses it where that is not installed. */
 const HANDS_FREE = [{ type: "semantic_vad" }, { type: "server_vad" }];
 const NO_DETECTOR = "This server cannot tell when you have finished speaking, so hold the button while you speak. " +
   "Its administrator can install sgl-omni[realtime].";

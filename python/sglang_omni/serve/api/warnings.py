@@ -1,0 +1,57 @@
+"""What an answer warns of: a field of the request that has no effect, or another one than it asks for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# By their texts, so that each is said once. None where nobody would read them.
+_warnings: ContextVar[dict[str, None] | None] = ContextVar("_warnings", default=None)
+
+
+def warn(text: str) -> bool:
+    """Have the answer to the request that is being read say this; False if it has no place for warnings."""
+    warnings = _warnings.get()
+    if warnings is None:
+        return False
+    warnings[text] = None
+    return True
+
+
+@contextmanager
+def collected() -> Iterator[dict[str, None]]:
+    """What is warned of within, as keys in order; also in threads that run in a copy of the context."""
+    warnings: dict[str, None] = {}
+    token = _warnings.set(warnings)
+    try:
+        yield warnings
+    finally:
+        _warnings.reset(token)
+
+
+class Warnings:
+    """Middleware that adds a ``Warning`` header (RFC 7234, 5.5) for each warning to an HTTP answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        with collected() as warnings:
+
+            async def warned(message: Message) -> None:
+                if warnings and message["type"] == "http.response.start":
+                    # In ASCII, as a header must be.
+                    added = [
+                        (b"warning", f"299 sglang-omni {json.dumps(text)}".encode()) for text in warnings
+                    ]
+                    message = {**message, "headers": [*message.get("headers", ()), *added]}
+                await send(message)
+
+            await self.app(scope, receive, warned)
