@@ -58,8 +58,8 @@ class Speaker:
 
     def start(self) -> None:
         while (message := self.inbox.get()) is not None:
-            request_id, inputs = message.request_id, message.data.request.inputs
-            words = inputs["messages"][-1]["content"].split(" ")
+            request_id = message.request_id
+            words = self.words(message.data.request.inputs)
             for word in words:
                 said = {"modality": "text", "text": word}
                 self.outbox.put(OutgoingMessage(request_id, "stream", said))
@@ -69,11 +69,21 @@ class Speaker:
             elif "FAIL" in words:
                 self.outbox.put(OutgoingMessage(request_id, "error", RuntimeError("out of words")))
 
+    def words(self, inputs: dict) -> list[str]:
+        return inputs["messages"][-1]["content"].split(" ")
+
     def stop(self) -> None:
         self.inbox.put(None)
 
     def abort(self, request_id: str) -> None:
         """What was said is said."""
+
+
+class Flood(Speaker):
+    """Streams as many megabytes as the prompt says."""
+
+    def words(self, inputs: dict) -> list[str]:
+        return ["x" * 1_000_000] * int(inputs["prompt"])
 
 
 def slow_answer() -> Callable[[StagePayload], dict]:

@@ -1,4 +1,4 @@
-"""How long a client may say nothing, or take nothing."""
+"""How long a client may say nothing, and how slowly it may take its answer."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class App:
     def __init__(self) -> None:
         self.left = asyncio.Event()
         self.stopped = asyncio.Event()
+        self.cuts = 0
+
+    def cut(self) -> None:
+        self.cuts += 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,6 +52,7 @@ class App:
             leaving = asyncio.ensure_future(receive())
             while not leaving.done():
                 await send({"type": "http.response.body", "body": bytes(65_536), "more_body": True})
+                await asyncio.sleep(0.001)
             self.stopped.set()
             return
         await send({"type": "http.response.body", "body": body})
@@ -57,7 +62,9 @@ class App:
 async def served(**limits: Any) -> AsyncIterator[tuple[WebServer, App, int]]:
     app = App()
     server = WebServer(
-        app, ConnectionLimits(**{"head_s": LONG, "idle_s": LONG, "stall_s": LONG, "sweep_s": 0.02} | limits)
+        app,
+        ConnectionLimits(**{"head_s": LONG, "idle_s": LONG, "stall_s": LONG, "sweep_s": 0.02} | limits),
+        on_cut=app.cut,
     )
     with bind("127.0.0.1", 0) as listener:
         listener.listen()
@@ -142,6 +149,56 @@ async def test_a_client_that_takes_nothing_of_its_answer() -> None:
         await app.stopped.wait()
         while len(server.connections):
             await asyncio.sleep(0.01)
+
+
+LARGE = HEAD.replace(b"10", b"20000000") + b"\r\n" + bytes(20_000_000)
+
+
+@pytest.mark.parametrize(
+    "asked", [LARGE, b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\n"], ids=["whole", "stream"]
+)
+async def test_a_client_that_takes_its_answer_too_slowly(
+    asked: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(stall_s=2.0, least_rate=1e9) as (server, app, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
+        writer.write(asked)
+        # It reads all the time, so that the kernel sees no reason to end it.
+        while not app.cuts:
+            await reader.read(4096)
+            await asyncio.sleep(0.01)
+        assert "takes its answer too slowly, and is cut with" in caplog.text
+        writer.close()
+        while len(server.connections):
+            await asyncio.sleep(0.01)
+
+
+async def test_what_clients_do_not_take_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    async with served(most_unread=2**24) as (server, app, port):
+
+        async def ask() -> asyncio.StreamWriter:
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
+            writer.write(b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\n")
+            return writer
+
+        clients = [await ask() for _ in range(2)]
+        await app.stopped.wait()
+        assert app.cuts >= 1
+        assert "all clients together have left more than 16777216 bytes" in caplog.text
+        for each in clients:
+            each.close()
+        while len(server.connections):
+            await asyncio.sleep(0.01)
+
+
+async def test_an_idle_connection_whose_client_still_reads_is_not_closed() -> None:
+    async with served(idle_s=0.1) as (server, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
+        writer.write(LARGE)
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.5)
+        assert server.connections.timed_out == 0
+        assert len(await ended(reader)) >= 20_000_000
 
 
 async def test_the_oldest_without_a_request_makes_room() -> None:

@@ -154,6 +154,11 @@ class Metrics:
             registry=None,
         )
         self.open_websockets = Gauge(f"{_PREFIX}websockets_open", "WebSockets that are open.", registry=None)
+        self.slow_clients = Counter(
+            f"{_PREFIX}slow_clients_total",
+            "Clients that were cut because they took their answers too slowly.",
+            registry=None,
+        )
         self.finished(UsageInfo())
 
     def request_done(self, path: str, status: int, seconds: float, tenant: str | None = None) -> None:
@@ -235,7 +240,7 @@ class Metrics:
             _as_documented(family)
             for metric in (
                 *(self._requests, self._of_tenants, self._tokens, self._seconds, self._first_output),
-                *(self.in_flight, self._websockets, self.open_websockets),
+                *(self.in_flight, self._websockets, self.open_websockets, self.slow_clients),
                 *(self.time_to_first_token, self.inter_token_latency, self._request_latency),
                 *(self.request_queue_time, self._finished_reasons),
                 *(self._prompt_tokens, self._generation_tokens, self._cached_tokens),

@@ -63,7 +63,7 @@ class BodyLimit:
 
 
 class Gate:
-    """Has each request wait for a place once its body is complete, and keep the place until it is answered.
+    """Has each request wait for a place once its body is complete, and keep it until its answer is computed.
 
     If the queue is full, a request is refused and its body dropped. The body of a waiting request is not
     parsed yet.

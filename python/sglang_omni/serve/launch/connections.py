@@ -1,4 +1,8 @@
-"""The connections of a server: how many there may be, and how long a client may be silent."""
+"""The connections of a server: how many there may be, and how long a client may be silent, or slow.
+
+A request never waits for its client: what the client has not taken yet lies in memory, and the request ends,
+and gives its place to another, once it has been computed.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,9 @@ class ConnectionLimits:
         head_s: Seconds from a request's first byte, or a connection's beginning, to the end of its head.
         idle_s: Seconds without a request; longer than ``timeout_keep_alive``, which ends it more gently.
         stall_s: Seconds that a client may send nothing of a body, or take nothing of its answer.
-        least_rate: Bytes a second that a body must arrive with on average, after its first ``stall_s``.
+        least_rate: Bytes a second that a body must arrive with, or an answer be taken with, on average, after
+            its first ``stall_s``.
+        most_unread: Bytes of answers that all clients together may leave untaken.
         max_connections: None: as many as the limit on descriptors leaves.
         sweep_s: Seconds between two looks for connections that are over their time.
     """
@@ -44,6 +50,7 @@ class ConnectionLimits:
     idle_s: float = 125.0
     stall_s: float = 60.0
     least_rate: float = 8192.0
+    most_unread: int = 2**30
     max_connections: int | None = None
     sweep_s: float = 1.0
 
@@ -68,10 +75,12 @@ class Connections:
         timed_out: How many were closed for their silence.
         evicted: How many without a request were closed to make room.
         on_end: Called when one ends.
+        on_cut: Called when one is cut because its client takes its answer too slowly.
     """
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, on_cut: Callable[[], None] = lambda: None) -> None:
         self.limits = limits
+        self.on_cut = on_cut
         self.limit = limits.max_connections or room_for_connections()
         self.timed_out = self.evicted = 0
         self.on_end: Callable[[], None] | None = None
@@ -79,6 +88,8 @@ class Connections:
         # Those without a request, the longest first, and those with more of a body to come: until when.
         self._silent: OrderedDict[Connection, float] = OrderedDict()
         self._uploading: dict[Connection, float] = {}
+        # Those whose clients are behind with their answers: since when, and how much they had taken then.
+        self._behind: dict[Connection, tuple[float, int]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -97,6 +108,7 @@ class Connections:
             for connection in late:
                 self.timed_out += 1
                 connection.close()
+            self._cut_slow(now)
 
     def make_room(self, opening: int) -> bool:
         """Whether one more may be open beside those that are ``opening``.
@@ -119,12 +131,16 @@ class Connections:
         self._all.discard(connection)
         self._silent.pop(connection, None)
         self._uploading.pop(connection, None)
+        self._behind.pop(connection, None)
         if self.on_end is not None:
             self.on_end()
 
     def falls_silent(self, connection: Connection, seconds: float) -> None:
-        """Note that a connection has no request; the next head must be complete within ``seconds``."""
-        if connection in self._all:
+        """Note that a connection has no request; the next head must be complete within ``seconds``.
+
+        Its time does not begin before its client has taken the last answer.
+        """
+        if connection in self._all and connection not in self._behind:
             connection.silent_since = time.monotonic()
             self._silent[connection] = connection.silent_since + seconds
             self._silent.move_to_end(connection)
@@ -142,6 +158,38 @@ class Connections:
     def has_body(self, connection: Connection) -> None:
         self._uploading.pop(connection, None)
 
+    def falls_behind(self, connection: Connection) -> None:
+        if connection in self._all:
+            self._behind[connection] = time.monotonic(), connection.taken
+
+    def catches_up(self, connection: Connection) -> None:
+        self._behind.pop(connection, None)
+        if connection.is_idle:
+            self.falls_silent(connection, self.limits.idle_s)
+
+    def _cut_slow(self, now: float) -> None:
+        limits = self.limits
+        for connection, (since, taken) in list(self._behind.items()):
+            came = connection.taken - taken
+            if since + limits.stall_s + came / limits.least_rate < now:
+                self._cut(connection, f"it took {came} bytes in {now - since:.0f} s")
+        unread = {connection: connection.unread for connection in self._behind}
+        while sum(unread.values()) > limits.most_unread:
+            most = max(unread, key=lambda each: unread[each])
+            del unread[most]
+            self._cut(most, f"all clients together have left more than {limits.most_unread} bytes")
+
+    def _cut(self, connection: Connection, why: str) -> None:
+        logger.warning(
+            "A client (%s) takes its answer too slowly, and is cut with %d bytes not taken: %s",
+            connection.peer,
+            connection.unread,
+            why,
+        )
+        del self._behind[connection]
+        connection.abort()
+        self.on_cut()
+
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of uvicorn's two, whichever is there
     """uvicorn's protocol, which tells ``Connections`` what it awaits from its client."""
@@ -152,6 +200,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         self.silent_since = 0.0
         self.open_requests = 0
         self.is_idle = False
+        self.written = 0
         self.served_app: ASGIApp = self.config.loaded_app
         self.app: ASGIApp = self.serve_request
 
@@ -169,9 +218,30 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
             self.tracked_by.begins_head(self)
         super().data_received(data)
 
+    def pause_writing(self) -> None:
+        """The client is behind. uvicorn would have the request wait for it."""
+        self.tracked_by.falls_behind(self)
+
+    def resume_writing(self) -> None:
+        self.tracked_by.catches_up(self)
+
     def handle_websocket_upgrade(self, *head: Any) -> None:
         self.ws_protocol_class = partial(Upgraded, self)
         super().handle_websocket_upgrade(*head)
+
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that wait here for the client to take them."""
+        return int(self.transport.get_write_buffer_size())
+
+    @property
+    def taken(self) -> int:
+        """Bytes of answers that the client has taken, give or take the heads."""
+        return self.written - self.unread
+
+    @property
+    def peer(self) -> str:
+        return ":".join(map(str, self.client or ("unknown",)))
 
     def close(self) -> None:
         """End it once all written data has been sent."""
@@ -187,8 +257,16 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         self.is_idle = False
         connections.has_request(self)
         body = _TimedBody(self, receive)
+
+        async def counted(message: Message) -> None:
+            self.written += len(message.get("body", b""))
+            await send(message)
+            if self.unread or self.transport.is_closing():
+                # An answer that does not wait for its client must leave time for others, and for its end.
+                await asyncio.sleep(0)
+
         try:
-            await self.served_app(scope, body.receive, send)
+            await self.served_app(scope, body.receive, counted)
         finally:
             self.open_requests -= 1
             # A pipelined request has begun before the one before it returns.

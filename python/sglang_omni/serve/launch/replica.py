@@ -139,7 +139,7 @@ async def _serve(
         graph=pipeline_graph(plan),
         strict_params=options.strict_params,
     )
-    server = WebServer(app, tls=options.tls)
+    server = WebServer(app, tls=options.tls, on_cut=app.state.server.metrics.slow_clients.inc)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     lost = asyncio.ensure_future(runner.wait_failed())
     stopped = asyncio.ensure_future(signals.received.wait())

@@ -31,6 +31,8 @@ _PING_S = 20.0
 _AT_ONCE = 64
 # Until the next try to accept, if no connection ends before.
 _RETRY_S = 0.25
+# Bytes that the kernel holds of an answer beyond those that it has sent to the client's machine.
+_KERNEL_HOLDS = 262_144
 _SAY_AGAIN_S = 10.0
 
 
@@ -41,10 +43,15 @@ class WebServer(uvicorn.Server):
 
     Args:
         tls: What connections are encrypted with; None: they are not.
+        on_cut: Called for each client that is cut because it takes its answer too slowly.
     """
 
     def __init__(
-        self, app: ASGIApp, limits: ConnectionLimits | None = None, tls: ssl.SSLContext | None = None
+        self,
+        app: ASGIApp,
+        limits: ConnectionLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+        on_cut: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -63,13 +70,14 @@ class WebServer(uvicorn.Server):
         )
         self.limits = limits or ConnectionLimits()
         self.tls = tls
+        self.on_cut = on_cut
         self.connections: Connections | None = None
         self._accepting: list[Accepting] = []
         self._sweeping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        connections = self.connections = Connections(self.limits)
+        connections = self.connections = Connections(self.limits, self.on_cut)
         self._sweeping = asyncio.ensure_future(connections.sweep())
 
         def protocol() -> asyncio.BaseProtocol:
@@ -149,6 +157,10 @@ class Accepting:
                 # The kernel ends a connection whose client is gone, or has taken no data for so long.
                 stall_ms = round(1000 * self._connections.limits.stall_s)
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                # What a client does not take waits here, where it is counted, and not in the kernel, which
+                # would take megabytes at once and then nothing for minutes.
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _KERNEL_HOLDS)
             opening = asyncio.ensure_future(
                 self._loop.connect_accepted_socket(self._protocol, accepted, **self._secured)
             )

@@ -1,0 +1,91 @@
+"""Clients that take their answers slowly keep nobody else out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+
+HERE = Path(__file__).parent
+PLACES = 4
+MEGABYTES = 20
+CONFIG = """
+model_path: none
+name: flood
+endpoints: {{base_path: {folder}/run}}
+stages:
+  - {{name: flood, process: a, factory: served_stages.Flood, terminal: true}}
+"""
+START_S = 60.0
+# Shorter than the time for which a server keeps a connection whose client takes nothing.
+PATIENCE = 40.0
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    config, log = tmp_path / "pipeline.yaml", tmp_path / "log"
+    config.write_text(CONFIG.format(folder=tmp_path))
+    with log.open("wb") as out:
+        process = psutil.Popen(
+            [
+                *(sys.executable, "-m", "sglang_omni.launch_server", "--config", str(config), "--port", "0"),
+                *("--parent-pid", str(os.getpid())),
+                *("--max-concurrent-requests", str(PLACES), "--queue-size", "0"),
+            ],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    deadline = time.monotonic() + START_S
+    while not (served := re.search(r"served on (\S+)", log.read_text())):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    yield served[1]
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(20)
+    except psutil.TimeoutExpired:
+        process.kill()
+
+
+def begin(url: str) -> socket.socket:
+    """Ask for a long stream, and take nothing of it."""
+    client = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=PATIENCE)
+    body = json.dumps({"prompt": str(MEGABYTES), "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+    kind = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    client.sendall((head + kind).encode() + body)
+    return client
+
+
+def test_others_are_served_while_streams_wait_for_their_clients(url: str) -> None:
+    with ExitStack() as held:
+        slow = [held.enter_context(begin(url)) for _ in range(PLACES)]
+        for each in slow:
+            assert each.recv(12) == b"HTTP/1.1 200"
+        deadline = time.monotonic() + PATIENCE
+        statuses = set()
+        while 200 not in statuses:
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "1"}, timeout=PATIENCE)
+            statuses.add(answer.status_code)
+            assert time.monotonic() < deadline, statuses
+            time.sleep(0.1)
+        # Nothing is lost of the slow ones' answers.
+        for each in slow:
+            came = b"".join(iter(lambda: each.recv(2**20), b""))  # noqa: B023
+            assert came.count(b"x") >= MEGABYTES * 1_000_000
+            assert b"data: [DONE]" in came
