@@ -37,7 +37,9 @@ def served(folder: Path, *arguments: str, import_from: tuple[Path, ...] = ()) ->
         )
     )
     try:
-        yield server.says("served on ").split()[-1]
+        # Of a fleet, its router's URL and not a replica's.
+        serves = server.until(lambda line: "served on " in line and "[replica-" not in line)
+        yield serves.split()[-1]
     finally:
         server.process.terminate()
         server.process.wait(60)

@@ -284,7 +284,7 @@ def test_tokens_of_texts_and_texts_of_tokens(served: Served) -> None:
 
 
 async def test_a_conversation_of_responses(served: Served) -> None:
-    """Kept responses are in one replica, which their session leads to."""
+    """Kept responses are in one replica, which their ids lead to."""
     asked: dict[str, Any] = {
         "model": served.name,
         "input": SENTENCE,
@@ -298,8 +298,7 @@ async def test_a_conversation_of_responses(served: Served) -> None:
         turns.extend([{"role": "assistant", "content": answer}, turns[0]])
         return answer
 
-    session = {"x-session-id": "a conversation"}
-    client = served.client.with_options(default_headers=session)
+    client = served.client
     first = client.responses.create(**asked)
     opening = expected()
     assert (first.output_text, first.status) == (opening, "incomplete")
@@ -311,11 +310,11 @@ async def test_a_conversation_of_responses(served: Served) -> None:
         last = ended.response.id
     assert len(list(client.responses.input_items.list(last, order="asc"))) == 9
     async with openai.AsyncOpenAI(
-        base_url=f"{served.server.base_url}/v1", api_key="none", max_retries=0, default_headers=session
+        base_url=f"{served.server.base_url}/v1", api_key="none", max_retries=0
     ) as asking:
         assert (await asking.responses.retrieve(first.id)).output_text == opening
         await asking.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError, match="x-session-id"):
+    with pytest.raises(openai.NotFoundError, match="send the conversation as input"):
         client.responses.retrieve(first.id)
 
 

@@ -72,6 +72,7 @@ class Replica:
         self.healthy = True
         self.models: list[str] | None = None  # What it tells the router that it serves.
         self.health_hangs = False
+        self.health_headers = ""
         self.probes = 0
         self.last_probe: Seen | None = None
         self.closed = asyncio.Event()  # A connection that carried a request has ended.
@@ -122,7 +123,8 @@ class Replica:
                     if self.health_hangs:
                         await reader.read()  # Until the router loses patience.
                         return
-                    writer.write(response(status="200 OK" if self.healthy else "503 Down"))
+                    status = "200 OK" if self.healthy else "503 Down"
+                    writer.write(response(status=status, headers=self.health_headers))
                     continue
                 served = True
                 seen = Seen(line, headers, body)

@@ -41,7 +41,7 @@ def test_an_owner_finds_its_own_alone() -> None:
         with pytest.raises(RequestError) as refused:
             store.need("a", owner, "previous_response_id")
         assert (refused.value.status, refused.value.code) == (404, "previous_response_not_found")
-        assert "x-session-id" in refused.value.message
+        assert "send the conversation as input" in refused.value.message
 
 
 def test_the_conversation_of_a_chain() -> None:

@@ -26,6 +26,8 @@ from sglang_omni.serve.api.streaming import until_disconnect
 
 logger = logging.getLogger(__name__)
 
+# Lists the servers that are at an address: a router learns from it who keeps a response.
+_SERVERS_HEADER = "x-sglang-omni-servers"
 _PROBE_TIMEOUT = 20.0
 # Half a second for a pipeline that only listens.
 _SILENCE = encode_wav(np.zeros(8000, np.float32), 16_000)
@@ -47,7 +49,10 @@ def admin_routes(server: AppState) -> APIRouter:
         return JSONResponse(
             {"status": _status(server, state) if serves else "unhealthy", **state, **_limits(server)},
             status_code=200 if serves else 503,
-            headers={} if serves else unavailable_headers(ends=not state["running"]),
+            headers={
+                _SERVERS_HEADER: server.responses.server,
+                **({} if serves else unavailable_headers(ends=not state["running"])),
+            },
         )
 
     @router.get("/ping")

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from uuid import uuid4
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -102,9 +101,9 @@ def response_routes(server: AppState) -> APIRouter:
             )
         generate = _request(server, body, previous, items, request)
         request_id = request_id_of(request, body.request_id)
-        kept = KeptResponse(owner, _head(body, model), items, previous)
+        response_id = server.responses.new_id()
+        kept = KeptResponse(owner, _head(response_id, body, model), items, previous)
         reply = _Reply(server, body, request_id, kept, OutputWriter())
-        response_id = kept.fields["id"]
 
         async def whole() -> dict[str, Any]:
             running[response_id] = reply
@@ -311,7 +310,7 @@ def _tools(body: ResponsesRequest) -> tuple[list[dict[str, Any]], str | dict[str
     return tools, choice
 
 
-def _head(body: ResponsesRequest, model: str) -> dict[str, Any]:
+def _head(response_id: str, body: ResponsesRequest, model: str) -> dict[str, Any]:
     """The response as it begins."""
     text: dict[str, Any] = {"format": {"type": "text"}}
     if body.text.format is not None:
@@ -319,7 +318,7 @@ def _head(body: ResponsesRequest, model: str) -> dict[str, Any]:
     choice = body.tool_choice
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     return {
-        "id": f"resp_{uuid4().hex}",
+        "id": response_id,
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,

@@ -6,7 +6,9 @@ import json
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from secrets import token_hex
 from typing import Any
+from uuid import uuid4
 
 from sglang_omni.client import RequestError
 
@@ -68,15 +70,22 @@ class ResponseStore:
     of an owner that has more than its share. A response is never forgotten before those that follow it.
 
     Attributes:
+        server: The name of this process, which begins the ids of its responses. Routers send a request for
+            one to the server that lists this name.
         max_responses: How many are kept.
         max_bytes: How large they may be together.
     """
 
+    server: str = field(default_factory=lambda: token_hex(6))
     max_responses: int = MAX_RESPONSES
     max_bytes: int = MAX_BYTES
     _kept: OrderedDict[str, KeptResponse] = field(default_factory=OrderedDict)
     _counts: Counter[str | None] = field(default_factory=Counter)
     _sizes: Counter[str | None] = field(default_factory=Counter)
+
+    def new_id(self) -> str:
+        """The id of a response that may be kept here."""
+        return f"resp_{self.server}_{uuid4().hex}"
 
     def get(self, response_id: str, owner: str | None) -> KeptResponse | None:
         kept = self._kept.get(response_id)
@@ -97,9 +106,7 @@ class ResponseStore:
         if kept is None:
             raise RequestError(
                 f"no response {response_id[:128]!r} is kept here. Responses are kept by the server that gave "
-                "them, in memory, until it ends or has newer ones: behind a router, send the header "
-                "x-session-id with one value for the whole conversation and have the router use the policy "
-                "consistent_hash; or send the conversation as input",
+                "them, in memory, until it ends or has newer ones: send the conversation as input",
                 param=param,
                 code="response_not_found" if param is None else "previous_response_not_found",
                 status=404,

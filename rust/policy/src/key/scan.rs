@@ -11,6 +11,8 @@ pub struct Scan<'a> {
     pub model: Cow<'a, [u8]>,
     /// `prompt_cache_key`, or else `user`; with its escapes.
     pub user: &'a [u8],
+    /// The id of the response that this one follows, with its escapes.
+    pub previous: &'a [u8],
     /// Whether the text has hashes instead of media.
     pub has_media: bool,
     /// Whether the body ends before its JSON does.
@@ -32,6 +34,8 @@ const SALT: u8 = 0x1c;
 struct Parts<'a> {
     adapter: &'a [u8],
     salt: &'a [u8],
+    /// The response that this one follows: the prompt begins with a conversation that is not in the body.
+    previous: &'a [u8],
     system: Option<Cursor<'a>>,
     tools: &'a [u8],
     media: [Option<Cursor<'a>>; 3],
@@ -56,6 +60,11 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
                 parts.adapter = cursor.skip()?;
             }
             b"cache_salt" | b"extra_key" => parts.salt = cursor.skip()?,
+            b"previous_response_id" => {
+                let mut value = *cursor;
+                parts.previous = cursor.skip()?;
+                found.previous = value.string_or_skip()?;
+            }
             b"logprobs" | b"prompt_logprobs" | b"echo" | b"return_logprob"
             | b"logprob_start_len" | b"input_embeds" => {
                 found.bypasses_cache |= is_set(cursor.skip()?);
@@ -82,7 +91,7 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
         found.user = cache_key;
     }
     found.is_cut = whole.is_none();
-    found.bypasses_cache |= is_set(parts.salt);
+    found.bypasses_cache |= is_set(parts.salt) || is_set(parts.previous);
     found.has_media = parts.append(key);
     found
 }
@@ -111,7 +120,12 @@ impl Parts<'_> {
             key,
             has_media: false,
         };
-        for (sign, value) in [(SALT, self.salt), (ADAPTER, self.adapter)] {
+        let signed = [
+            (SALT, self.salt),
+            (SALT, self.previous),
+            (ADAPTER, self.adapter),
+        ];
+        for (sign, value) in signed {
             if is_set(value) {
                 writer.key.push(sign);
                 writer.key.extend_from_slice(value);

@@ -21,11 +21,12 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::base::headers::ROUTERS;
+use crate::base::headers::{ROUTERS, SERVERS};
 use crate::base::percent;
 use crate::base::prometheus;
 use crate::base::stopping::Stopping;
 use crate::fleet::loop_detection;
+use crate::fleet::servers;
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
@@ -144,6 +145,9 @@ fn health(lane: &Lane, admin: &Admin) -> Reply {
     );
     let routers = loop_detection::list(&lane.proxy.fleet, &admin.router);
     reply.headers_mut().insert(ROUTERS, routers);
+    if let Some(servers) = servers::list(&lane.proxy.fleet) {
+        reply.headers_mut().insert(SERVERS, servers);
+    }
     reply
 }
 

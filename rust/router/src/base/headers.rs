@@ -1,7 +1,7 @@
 //! The names of the headers that this project's clients, routers and workers exchange, and the media type of a body.
 
 use hyper::HeaderMap;
-use hyper::header::{CONTENT_TYPE, HeaderName};
+use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 
 /// Carries a request's id to the worker, and back to the client.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -17,6 +17,25 @@ pub const WORKER: HeaderName = HeaderName::from_static("x-sglang-omni-worker");
 
 /// Lists the names of routers, separated by commas.
 pub const ROUTERS: HeaderName = HeaderName::from_static("x-sglang-omni-routers");
+
+/// Lists the names of servers, separated by commas: a server's own, or of all those behind a router.
+pub const SERVERS: HeaderName = HeaderName::from_static("x-sglang-omni-servers");
+
+/// The names in a header that lists some.
+pub fn names(headers: &HeaderMap, header: &HeaderName) -> Vec<String> {
+    let lists = headers.get_all(header).iter();
+    lists
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|list| list.split(','))
+        .map(|name| name.trim().to_owned())
+        .filter(|name| !name.is_empty())
+        .collect()
+}
+
+/// The value of a header that lists names which came in headers.
+pub fn list(names: &[&str]) -> HeaderValue {
+    HeaderValue::from_str(&names.join(", ")).expect("the names came in headers")
+}
 
 /// Whether `Content-Type` names this media type, in any case and with any parameters.
 pub fn has_media_type(headers: &HeaderMap, media_type: &str) -> bool {

@@ -14,6 +14,7 @@ use crate::base::supervise::keep_running;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::loop_detection::{self, Destination};
 use crate::fleet::resolver;
+use crate::fleet::servers;
 use crate::fleet::worker::{CONNECT_TIMEOUT, Fleet, Worker};
 use crate::upstream::connection::{Upstream, is_exhaustion};
 use crate::upstream::request_body::RequestBody;
@@ -99,6 +100,7 @@ impl HealthChecks {
             match timeout(probes.timeout, probe).await {
                 Ok(Ok(answer)) => {
                     slow = 0;
+                    servers::learn(&worker, answer.headers());
                     match loop_detection::learn(&probes.router, &worker, &answer) {
                         Destination::ThisRouter => {
                             tracing::warn!(

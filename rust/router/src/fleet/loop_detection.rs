@@ -12,9 +12,9 @@
 use std::collections::BTreeSet;
 
 use hyper::header::HeaderValue;
-use hyper::{HeaderMap, Response, StatusCode};
+use hyper::{Response, StatusCode};
 
-use crate::base::headers::ROUTERS;
+use crate::base::headers::{self, ROUTERS};
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::{Fleet, Worker};
 
@@ -39,7 +39,7 @@ pub fn list(fleet: &Fleet, name: &str) -> HeaderValue {
         .map(String::as_str)
         .collect();
     let names: Vec<&str> = std::iter::once(name).chain(behind).collect();
-    HeaderValue::from_str(&names.join(", ")).expect("the names came in headers")
+    headers::list(&names)
 }
 
 /// Whether every worker leads to a loop.
@@ -50,7 +50,7 @@ pub fn is_closed(fleet: &Fleet) -> bool {
 
 /// Takes note of a worker's answer to a health check of the router of this name.
 pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>) -> Destination {
-    let names = read(answer.headers());
+    let names = headers::names(answer.headers(), &ROUTERS);
     let destination = match names.iter().position(|each| each == name) {
         Some(0) => return Destination::ThisRouter,
         Some(_) => Destination::Loop,
@@ -80,14 +80,4 @@ pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>) -> Destinatio
 /// Forgets the routers behind a worker that cannot be reached: no ring goes through it.
 pub fn forget(worker: &Worker) {
     worker.routers.store(Default::default());
-}
-
-fn read(headers: &HeaderMap) -> Vec<String> {
-    let lists = headers.get_all(ROUTERS).iter();
-    lists
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|list| list.split(','))
-        .map(|name| name.trim().to_owned())
-        .filter(|name| !name.is_empty())
-        .collect()
 }

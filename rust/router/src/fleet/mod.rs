@@ -5,6 +5,7 @@
 //!   name), failures ([`breaker`]) and a silence that means that it is [`hung`] set them.
 //! - [`pending_heads`] are requests that wait for their answer to begin; the [`wait_history`] says how long similar
 //!   ones have waited.
+//! - [`servers`] finds the worker that keeps a response.
 //! - [`loop_detection`] finds workers that are routers and send requests back.
 //! - [`fan_out`] asks all workers at once.
 
@@ -18,6 +19,7 @@ pub mod loop_detection;
 pub mod models;
 pub mod pending_heads;
 pub mod resolver;
+pub mod servers;
 pub mod slots;
 pub mod wait_history;
 pub mod worker;

@@ -164,7 +164,7 @@ pub fn named<'a>(parts: &'a Parts, in_body: &'a [u8]) -> Cow<'a, [u8]> {
     }
 }
 
-/// Which workers may get a request for a model.
+/// Which workers may get a request.
 #[derive(Clone, Copy)]
 pub enum Serving<'a> {
     Every,
@@ -172,6 +172,8 @@ pub enum Serving<'a> {
     Listing(&'a [u8]),
     /// The workers without a known list, because none lists it.
     Unknown,
+    /// The worker of this id, which keeps what the request asks for. No other could answer it.
+    Keeper(u32),
 }
 
 impl<'a> Serving<'a> {
@@ -191,6 +193,7 @@ impl<'a> Serving<'a> {
             Serving::Every => true,
             Serving::Listing(model) => worker.lists(model) == Some(true),
             Serving::Unknown => worker.models().is_none(),
+            Serving::Keeper(id) => worker.id == id,
         }
     }
 }

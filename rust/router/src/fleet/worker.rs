@@ -42,6 +42,8 @@ pub struct Worker {
     models: ArcSwapOption<Vec<String>>,
     /// Names of the routers that a request to it may pass; empty if it is no router.
     pub routers: ArcSwap<Vec<String>>,
+    /// Names of the servers at it or behind it, which begin the ids of the responses that they keep.
+    pub servers: ArcSwap<Vec<String>>,
     load: AtomicUsize,
     pub requests: AtomicU64,
     pub failures: AtomicU64,
@@ -78,6 +80,7 @@ impl Worker {
             draining: AtomicBool::new(false),
             models: ArcSwapOption::empty(),
             routers: ArcSwap::default(),
+            servers: ArcSwap::default(),
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),

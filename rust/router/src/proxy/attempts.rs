@@ -14,9 +14,8 @@ use crate::base::clock::{self, Tick};
 use crate::base::headers::has_media_type;
 use crate::fleet::health::mark_down;
 use crate::fleet::health_flags::Demotion;
-use crate::fleet::models::Serving;
 use crate::fleet::worker::Worker;
-use crate::proxy::choice::{LastFailure, choose, no_worker};
+use crate::proxy::choice::{LastFailure, Needs, choose, no_worker};
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 
@@ -31,8 +30,7 @@ const MOST_LOST: u32 = 2;
 pub struct Attempts<'a> {
     lane: &'a Lane,
     tried: Vec<u32>,
-    /// The requested model, if workers serve different ones.
-    model: Vec<u8>,
+    needs: Needs,
     /// Attempts that may follow one that reached a worker.
     left: u32,
     failure: LastFailure,
@@ -58,7 +56,7 @@ impl<'a> Attempts<'a> {
         Attempts {
             lane,
             tried: Vec::new(),
-            model: Vec::new(),
+            needs: Needs::default(),
             left: lane.proxy.settings.retries,
             failure: LastFailure::default(),
             sees_urls,
@@ -80,7 +78,7 @@ impl<'a> Attempts<'a> {
         }
         // The last attempt failed.
         self.claim = None;
-        let (worker, claim) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
+        let (worker, claim) = choose(self.lane, parts, body, &self.tried, &mut self.needs)?;
         self.claim = Some(claim);
         if !self.tried.is_empty() {
             self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
@@ -239,7 +237,7 @@ impl<'a> Attempts<'a> {
     /// Whether a worker of the best tier was not asked yet.
     fn has_better(&self, worker: &Worker) -> bool {
         let fleet = self.lane.proxy.fleet.read();
-        let serving = Serving::of(&fleet, &self.model);
+        let serving = self.needs.serving(&fleet);
         fleet.iter().any(|other| {
             other.id != worker.id
                 && serving.includes(other)

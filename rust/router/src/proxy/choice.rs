@@ -10,20 +10,39 @@ use sglang_omni_policy::{Claim, RequestKey};
 
 use crate::fleet::health_flags::{Demotion, HealthFlags};
 use crate::fleet::models::{self, Serving};
+use crate::fleet::servers;
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::{Lane, Scratch};
 use crate::proxy::reply::{self, Reason, Reply};
 
 const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 
-/// A worker for the request, from the best tier that has workers other than those `tried`. `model` becomes the
-/// requested model if workers serve different ones.
+/// What a request needs of its worker.
+#[derive(Default)]
+pub struct Needs {
+    /// The requested model, if workers serve different ones; otherwise empty.
+    model: Vec<u8>,
+    /// The id of the worker that keeps the response that is asked for or followed.
+    keeper: Option<u32>,
+}
+
+impl Needs {
+    pub fn serving(&self, fleet: &[Arc<Worker>]) -> Serving<'_> {
+        match self.keeper {
+            Some(id) => Serving::Keeper(id),
+            None => Serving::of(fleet, &self.model),
+        }
+    }
+}
+
+/// A worker for the request, from the best tier that has workers other than those `tried`. Sets what the request
+/// `needs`.
 pub fn choose<'a>(
     lane: &'a Lane,
     parts: &Parts,
     body: &[u8],
     tried: &[u32],
-    model: &mut Vec<u8>,
+    needs: &mut Needs,
 ) -> Option<(Arc<Worker>, Claim<'a>)> {
     let proxy = &lane.proxy;
     let fleet = proxy.fleet.read();
@@ -37,7 +56,8 @@ pub fn choose<'a>(
     let by_model = proxy.models.differ();
     let mut request = RequestKey::default();
     let mut found = Scan::default();
-    if by_model || proxy.policy.reads_request() {
+    let path = parts.uri.path();
+    if by_model || proxy.policy.reads_request() || servers::makes_response(path) {
         found = scan(body, key);
         let session = parts
             .headers
@@ -50,11 +70,17 @@ pub fn choose<'a>(
             is_incomparable: found.has_media || found.is_cut || found.bypasses_cache,
         };
     }
-    model.clear();
+    needs.model.clear();
     if by_model {
-        model.extend_from_slice(&models::named(parts, &found.model));
+        needs
+            .model
+            .extend_from_slice(&models::named(parts, &found.model));
     }
-    if !find_eligible(&fleet, tried, Serving::of(&fleet, model), eligible) {
+    // It stays the same for all attempts: no other worker has what is asked for.
+    needs.keeper = needs
+        .keeper
+        .or_else(|| servers::keeper(&fleet, path, found.previous));
+    if !find_eligible(&fleet, tried, needs.serving(&fleet), eligible) {
         return None;
     }
     candidates.clear();
@@ -71,11 +97,12 @@ fn find_eligible(
     eligible: &mut Vec<usize>,
 ) -> bool {
     let mut best = HealthFlags::LAST_TIER;
+    let is_kept = matches!(serving, Serving::Keeper(_));
     eligible.clear();
     for (position, worker) in fleet.iter().enumerate() {
         let tier = worker.flags.tier();
         if tier > best
-            || worker.is_draining()
+            || (worker.is_draining() && !is_kept)
             || tried.contains(&worker.id)
             || !serving.includes(worker)
         {
