@@ -303,7 +303,8 @@ lock: $(BIN)/uv ## resolve requirements/*.in again
 lock-demo: $(BIN)/uv
 	$(COMPILE) --universal -c requirements/dev.lock requirements/maturin.in -o requirements/maturin.lock
 	$(COMPILE) --universal -c requirements/dev.lock requirements/demo.in \
-		--override requirements/overrides.txt -o requirements/demo.lock
+		--override requirements/overrides.txt --override requirements/demo-xgrammar-overrides.txt \
+		-o requirements/demo.lock
 	$(COMPILE) --universal -c requirements/dev.lock requirements/demo-torch.in \
 		--override requirements/demo-overrides.txt -o requirements/demo-torch.lock
 	$(COMPILE) -c requirements/dev.lock --no-deps --torch-backend cpu requirements/demo-torch-cpu.in \

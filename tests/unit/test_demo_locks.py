@@ -16,9 +16,7 @@ from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 ROOT = Path(__file__).resolve().parents[2]
 LINUX = {"sys_platform": "linux", "platform_machine": "x86_64", "platform_system": "Linux"}
 MAC = {"sys_platform": "darwin", "platform_machine": "arm64", "platform_system": "Darwin"}
-OTHERS = re.compile(
-    r"sglang|ray|nixl|mooncake|transformers|torchvision|xgrammar|mypy|pytest|ruff|hypothesis|openai|ipython|triton"
-)
+OTHERS = re.compile(r"sglang|ray|nixl|mooncake|torchvision|mypy|pytest|ruff|hypothesis|openai|ipython|triton")
 
 
 def pins(name: str, system: dict[str, str] = LINUX) -> dict[str, str]:
@@ -37,7 +35,7 @@ def pins(name: str, system: dict[str, str] = LINUX) -> dict[str, str]:
 
 def test_the_demo_has_nothing_of_the_others() -> None:
     demo = pins("demo.lock")
-    assert 40 < len(demo) < 80
+    assert 40 < len(demo) < 90
     assert [name for name in demo if OTHERS.match(name) or name.startswith(("nvidia", "cuda", "torch"))] == []
 
 
@@ -50,6 +48,16 @@ def test_the_demo_has_what_its_pipeline_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed |= {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
     assert needed - demo == set()
+
+
+def test_the_demo_holds_answers_to_grammars() -> None:
+    needed = {
+        canonicalize_name(requirement.name)
+        for requirement in map(Requirement, importlib.metadata.requires("xgrammar") or ())
+        if "extra" not in str(requirement.marker)
+    }
+    assert "transformers" in needed
+    assert needed - {"torch", "triton"} - pins("demo.lock").keys() == set()
 
 
 def test_torch_finds_its_packages_whichever_it_is() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from sglang_omni.model_runner.json_schema import held_schema, held_structural_tag
+from sglang_omni.packages import install_line
 from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
@@ -170,7 +171,14 @@ class Grammars:
             text = held_schema(text)
         elif kind == "structural_tag":
             text = held_structural_tag(text)
-        compiler = self._built_compiler()
+        try:
+            compiler = self._built_compiler()
+        except ImportError as exc:
+            raise RequestError(
+                f"{kind}: needs xgrammar, which is not installed here: {install_line('serve')}",
+                param=kind,
+                code="unsupported_value",
+            ) from exc
         try:
             if kind == "json_schema":
                 grammar = compiler.compile_json_schema(text, max_whitespace_cnt=_MOST_BLANKS)

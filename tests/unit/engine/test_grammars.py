@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from typing import Any
 
@@ -159,6 +160,15 @@ def test_a_wrong_one_is_not_kept() -> None:
     wrong = compiler.compile("regex", "(")
     assert wrong.exception(WAIT_S) is not None
     assert compiler.compile("regex", "(") is not wrong
+
+
+def test_without_xgrammar_a_grammar_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xgrammar", None)
+    with pytest.raises(
+        RequestError, match=r"^regex: needs xgrammar.*pip install 'sgl-omni\[serve\]'"
+    ) as refused:
+        grammars().compile("regex", "a").result(WAIT_S)
+    assert (refused.value.param, refused.value.code) == ("regex", "unsupported_value")
 
 
 def test_the_wait_for_a_grammar_ends(monkeypatch: pytest.MonkeyPatch) -> None:
