@@ -239,3 +239,18 @@ async def test_requests_in_a_row_on_one_connection() -> None:
             while got.count(b"0123456789") < 3:
                 assert time.monotonic() < until
                 got += await loop.sock_recv(client, 65_536)
+
+
+async def test_a_listener_that_cannot_accept_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with bind("127.0.0.1", 0) as bound:
+        server = WebServer(App())
+        serving = asyncio.ensure_future(server.serve(sockets=[bound]))
+        async with asyncio.timeout(PATIENCE):
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            server.should_exit = True
+            await serving
+    assert [record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == [
+        "No connection can be taken any more: [Errno 22] Invalid argument"
+    ]

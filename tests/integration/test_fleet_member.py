@@ -135,6 +135,26 @@ async def test_a_first_start_that_cannot_be_is_final():
         await missing.keep_running(60.0)
 
 
+async def test_another_program_that_answers_is_no_member(tmp_path):
+    (tmp_path / "status").write_text("200")
+    with bind("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        serves = [sys.executable, "-c", SERVES, str(port), str(tmp_path / "status")]
+        stranger = await asyncio.create_subprocess_exec(*serves)
+        try:
+            # It cannot have its port, and ends.
+            late = [sys.executable, "-c", f"import time\ntime.sleep(3)\n{SERVES}", *serves[3:]]
+            playing = member.FleetMember("router", late, f"http://127.0.0.1:{port}")
+            says = (
+                rf"router .* exited with status 1: another program answers at http://127.0.0.1:{port}; give"
+            )
+            with pytest.raises(member.MemberFailed, match=says):
+                await playing.keep_running(60.0)
+        finally:
+            stranger.kill()
+            await stranger.wait()
+
+
 async def test_a_member_that_ends_as_soon_as_it_is_up_waits_longer_each_time(monkeypatch, caplog, tmp_path):
     caplog.set_level(logging.ERROR)
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)

@@ -292,6 +292,26 @@ def test_ports_of_a_fleet_stay_its_own_until_ctrl_c(launch):
     assert list((server.folder / "run").iterdir()) == []
 
 
+@pytest.mark.parametrize("flags", [(), ("--dp-size", "2")], ids=["server", "fleet"])
+def test_a_port_is_in_use_while_another_server_still_loads(launch, tmp_path, flags):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    first = launch(*flags, "--port", str(port), answer="never")
+    first.wait_for(lambda: first.children("-c" if not flags else "launch_server"), "nothing starts")
+    other = tmp_path / "other"
+    other.mkdir()
+    second = Launched(other, *flags, "--port", str(port))
+    try:
+        assert second.process.wait(PATIENCE) == 1
+    finally:
+        second.end()
+    log = second.log.read_text()
+    assert f"port {port} of 127.0.0.1 is in use; give another one, or 0 for a free one" in log
+    assert "Traceback" not in log
+    assert first.process.poll() is None
+
+
 def test_fleet_behind_tls_and_a_key(launch, tmp_path):
     issued = trustme.CA().issue_cert("127.0.0.1")
     pem = tmp_path / "router.pem"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+_LISTENS = "0A"  # a state in /proc/net/tcp
 
 
 def bind(host: str, port: int = 0) -> socket.socket:
@@ -27,8 +33,61 @@ def bind(host: str, port: int = 0) -> socket.socket:
         listener.bind((host, port))
     except OSError as exc:
         listener.close()
-        text = f"cannot listen on {host}:{port}: {exc.strerror}"
-        if exc.errno == errno.EADDRINUSE:
-            text = f"port {port} of {host} is in use; give another one, or 0 for a free one"
-        raise OSError(exc.errno, text) from exc
+        raise _cannot_listen(host, port, exc) from exc
     return listener
+
+
+@contextlib.contextmanager
+def bind_alone(host: str, port: int = 0) -> Iterator[socket.socket]:
+    """``bind`` for a server that listens only once it has loaded its models, which may take minutes.
+
+    The system lets any number of sockets have a port until one of them listens. So this one's is locked by a
+    name in the network's own namespace, where users and containers that share the port meet.
+
+    Raises:
+        OSError: The address cannot be used, or another server loads its models for this port.
+    """
+    with bind(host, port) as listener, socket.socket(socket.AF_UNIX) as lock:
+        bound = listener.getsockname()
+        try:
+            lock.bind(f"\0sglang-omni-port/{bound[0]}/{bound[1]}")
+        except OSError as exc:
+            raise _cannot_listen(host, port, exc) from exc
+        yield listener
+
+
+def listen(listener: socket.socket, backlog: int) -> None:
+    """Listen on a bound socket.
+
+    Raises:
+        OSError: Another program has begun to since it was bound; the text names the port.
+    """
+    try:
+        listener.listen(backlog)
+    except OSError as exc:
+        host, port = listener.getsockname()[:2]
+        raise _cannot_listen(host, port, exc) from exc
+
+
+def listens(pid: int, port: int) -> bool:
+    """True if this process itself listens on a port of any address."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a system without IPv6
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+    with contextlib.suppress(FileNotFoundError):  # the process has ended, or this descriptor was closed
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}") in sockets:
+                    return True
+    return False
+
+
+def _cannot_listen(host: str, port: int, exc: OSError) -> OSError:
+    text = f"cannot listen on {host}:{port}: {exc.strerror}"
+    if exc.errno == errno.EADDRINUSE:
+        text = f"port {port} of {host} is in use; give another one, or 0 for a free one"
+    return OSError(exc.errno, text)

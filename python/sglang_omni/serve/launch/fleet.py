@@ -18,7 +18,7 @@ from sglang_omni.serve.launch.key_flags import replicas_environment, runs_key
 from sglang_omni.serve.launch.member import FleetMember, MemberFailed
 from sglang_omni.serve.launch.router_process import ROUTER_CONFIG
 from sglang_omni.serve.launch.stopping import StopSignals
-from sglang_omni.supervision.ports import bind
+from sglang_omni.supervision.ports import bind, bind_alone
 
 if TYPE_CHECKING:
     from sglang_omni.config.plan import PipelinePlan
@@ -61,7 +61,7 @@ async def run_fleet(options: FleetOptions) -> int:
     with contextlib.ExitStack() as held:
         # Bound, and never listened on here: the ports stay the members', whenever those start. A port in use
         # is known before the models are loaded.
-        of_router = held.enter_context(bind(options.host, options.port))
+        of_router = held.enter_context(bind_alone(options.host, options.port))
         options = replace(options, port=of_router.getsockname()[1])
         of_replicas = [held.enter_context(bind("127.0.0.1")) for _ in range(options.size)]
         ports = [listener.getsockname()[1] for listener in of_replicas]

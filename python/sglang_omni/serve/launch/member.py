@@ -8,10 +8,12 @@ import logging
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
 from sglang_omni.supervision.exits import STACKS_S, describe_exit
+from sglang_omni.supervision.ports import listens
 from sglang_omni.supervision.restarts import Restarts
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,8 @@ class MemberFailed(RuntimeError):
 class FleetMember:
     """A process of the fleet that is restarted when it ends or hangs.
 
-    Its ``/health`` is asked for as long as it runs. Any answer will do: a replica mends its own pipeline.
+    Its ``/health`` is asked for as long as it runs. Any answer will do: a replica mends its own pipeline. But
+    it is up only once its own process listens, not if another program answers on its port.
     Without an answer for ``heartbeat_timeout``, the process writes its stacks if it can, and is restarted.
 
     Args:
@@ -68,6 +71,7 @@ class FleetMember:
         self.is_up = False
         self.limits: dict[str, Any] = {}
         self.process: asyncio.subprocess.Process | None = None
+        self._port = urlsplit(base_url).port or 0
 
     @property
     def is_running(self) -> bool:
@@ -122,10 +126,9 @@ class FleetMember:
         ended = asyncio.ensure_future(process.wait())
         fault = ""
         try:
-            in_time = await self._until_healthy(ended, start_timeout)
+            fault = await self._until_healthy(process, ended, start_timeout)
             up_at = loop.time()
-            if not in_time:
-                fault = f" not healthy after {start_timeout:g} s"
+            if fault:
                 self.send_signal(signal.SIGKILL)
             elif self.heartbeat_timeout > 0 and await self._until_silent(ended):
                 fault = f" it had not answered for {self.heartbeat_timeout:g} s"
@@ -139,22 +142,27 @@ class FleetMember:
             raise MemberFailed(reason)
         return reason, up_at
 
-    async def _until_healthy(self, ended: asyncio.Future[int], timeout: float) -> bool:
-        """Whether it was healthy, or ended, in time."""
+    async def _until_healthy(
+        self, process: asyncio.subprocess.Process, ended: asyncio.Future[int], timeout: float
+    ) -> str:
+        """What is wrong if it was not healthy in time; empty if it was, or has ended by itself."""
+        stranger = ""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout), _client() as http:
                 while not ended.done():
                     with contextlib.suppress(httpx.TransportError):
                         answer = await http.get(f"{self.base_url}/health", timeout=2.0)
-                        if answer.status_code == 200:
+                        if not listens(process.pid, self._port):
+                            stranger = f" another program answers at {self.base_url}; give another port"
+                        elif answer.status_code == 200:
                             self.is_up = True
                             self.limits = _told_limits(answer)
                             self.healthy.set()
                             logger.info("%s is up at %s", self.name, self.base_url)
-                            return True
+                            return ""
                     await asyncio.sleep(_POLL_S)
-                return True
-        return False
+                return stranger
+        return f" not healthy after {timeout:g} s"
 
     async def _until_silent(self, ended: asyncio.Future[int]) -> bool:
         """Return True when it has been silent for too long, False when it has ended."""

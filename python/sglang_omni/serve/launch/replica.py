@@ -27,7 +27,7 @@ from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
 from sglang_omni.serve.launch.tracing_flags import Tracing
 from sglang_omni.serve.launch.web_server import WebServer
-from sglang_omni.supervision.ports import bind
+from sglang_omni.supervision.ports import bind_alone, listen
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
     signals = StopSignals()
     open_files.raise_limit()
     # Bound before anything is loaded, so that a port in use is known at once; listened on when all is up.
-    with bind(options.host, options.port) as listener:
+    with bind_alone(options.host, options.port) as listener:
         runner = MultiProcessPipelineRunner(plan.config, launcher=options.launcher, plan=plan)
         stopped = asyncio.ensure_future(signals.received.wait())
         try:
@@ -139,13 +139,12 @@ async def _serve(
         graph=pipeline_graph(plan),
         strict_params=options.strict_params,
     )
+    listen(listener, _BACKLOG)
     server = WebServer(app, tls=options.tls, on_cut=app.state.server.metrics.slow_clients.inc)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     lost = asyncio.ensure_future(runner.wait_failed())
     stopped = asyncio.ensure_future(signals.received.wait())
     host, port = listener.getsockname()[:2]
-    # A reader of the next log line may connect at once; the server accepts a moment later.
-    listener.listen(_BACKLOG)
     logger.info("%s holds %s", config.name, limits.describe(held))
     scheme = "http" if options.tls is None else "https"
     logger.info("%s is served on %s://%s:%d", config.name, scheme, host, port)

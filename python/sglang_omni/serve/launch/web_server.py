@@ -149,7 +149,10 @@ class Accepting:
                 return
             except OSError as exc:
                 if exc.errno not in SHORTAGES:
-                    raise
+                    # The loop would call this at once again, and again.
+                    self.close()
+                    logger.critical("No connection can be taken any more: %s", exc)
+                    return
                 self._pause(f"no connection can be taken: {exc.strerror}")
                 return
             accepted.setblocking(False)
