@@ -45,6 +45,20 @@ def trace(name: str, folder: str = "") -> Callable[[StagePayload], dict]:
     return run
 
 
+def forking(folder: str) -> Callable[[StagePayload], int]:
+    """Its process id. If the request says so, it forks a child, which lives until ``grown`` is there."""
+
+    def run(payload: StagePayload) -> int:
+        if payload.request.inputs.get("fork") and not os.fork():
+            Path(folder, "child").write_text(str(os.getpid()))
+            while not Path(folder, "grown").exists():
+                time.sleep(0.02)
+            os._exit(0)
+        return os.getpid()
+
+    return run
+
+
 def asynchronous() -> Callable:
     async def run(payload: StagePayload) -> str:
         return payload.data["raw_inputs"].upper()

@@ -7,10 +7,23 @@ import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from sglang_omni.supervision.ports import bind, bind_alone, listen, listens
 
+SERVER_WITH_A_CHILD = """
+import os, sys
+from sglang_omni.supervision.forks import own
+from sglang_omni.supervision.ports import bind_alone, listen
+with bind_alone("127.0.0.1", int(sys.argv[1])) as listener:
+    listen(listener, 1)
+    print("listens", flush=True)
+    accepted = own(listener.accept()[0])
+    if child := os.fork():
+        print(child, flush=True)
+    sys.stdin.read()
+"""
 IN_USE = r"port \d+ of 127.0.0.1 is in use; give another one, or 0 for a free one"
 
 
@@ -26,6 +39,27 @@ def test_a_port_has_one_server_before_it_listens() -> None:
                 listen(first, 1)
     with bind_alone("127.0.0.1", port) as next_one:
         listen(next_one, 1)
+
+
+def test_a_child_that_outlives_its_server_keeps_neither_port_nor_connections() -> None:
+    with bind("127.0.0.1") as probe:
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER_WITH_A_CHILD, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"listens\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        child = int(server.stdout.readline())
+        server.kill()
+        server.wait()
+        # Its end, and not silence.
+        assert client.recv(1) == b""
+    with bind_alone("127.0.0.1", port) as successor:
+        listen(successor, 1)
+    assert psutil.pid_exists(child)
+    server.stdin.close()  # which ends the child
 
 
 def test_who_listens() -> None:

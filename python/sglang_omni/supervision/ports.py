@@ -9,6 +9,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from sglang_omni.supervision.forks import own
+
 _LISTENS = "0A"  # a state in /proc/net/tcp
 
 
@@ -27,7 +29,7 @@ def bind(host: str, port: int = 0) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio lets accepted connections send at once (TCP_NODELAY) only if the protocol is named.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener = own(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -47,7 +49,7 @@ def bind_alone(host: str, port: int = 0) -> Iterator[socket.socket]:
     Raises:
         OSError: The address cannot be used, or another server loads its models for this port.
     """
-    with bind(host, port) as listener, socket.socket(socket.AF_UNIX) as lock:
+    with bind(host, port) as listener, own(socket.socket(socket.AF_UNIX)) as lock:
         bound = listener.getsockname()
         try:
             lock.bind(f"\0sglang-omni-port/{bound[0]}/{bound[1]}")

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from sglang_omni.proto import SHORTAGES
 from sglang_omni.serve.launch.connections import Connection, ConnectionLimits, Connections
+from sglang_omni.supervision.forks import own
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class Accepting:
                     return
                 self._pause(f"no connection can be taken: {exc.strerror}")
                 return
-            accepted.setblocking(False)
+            own(accepted).setblocking(False)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 # The kernel ends a connection whose client is gone, or has taken no data for so long.
                 stall_ms = round(1000 * self._connections.limits.stall_s)

@@ -25,6 +25,7 @@ from sglang_omni.pipeline.transport.limits import (
     QUEUED_MESSAGES,
 )
 from sglang_omni.pipeline.transport.send_queue import Linger, WaitingSenders
+from sglang_omni.supervision.forks import own
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class IpcPushSocket:
             self._retry.cancel()
             self._retry = None
         try:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         except OSError as exc:
             self._complain(exc)
             self._connect_later()
@@ -291,7 +292,7 @@ class IpcPullSocket:
         self._turn_is_coming = False
         self._paused = False
         self._closed = False
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             self._listener.setblocking(False)
             self._bind()
@@ -348,7 +349,7 @@ class IpcPullSocket:
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
                 return
-            sock.setblocking(False)
+            own(sock).setblocking(False)
             peer = _Peer(sock)
             self._peers.add(peer)
             self._loop.add_reader(sock, self._read, peer)
