@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from processes import is_running
 from test_mp_runner import PATIENCE, chain, running
 from waiting import until
 
@@ -190,6 +191,23 @@ async def test_what_is_a_requests_own_fault_ends_no_process(
                 await runner.coordinator.submit(f"fine{number}", {})
         await asyncio.sleep(2.5)  # two heartbeats, which would tell
         assert (await runner.coordinator.submit("last", {}))["seen"] == before
+
+
+async def test_a_child_that_outlives_its_stage_delays_no_request(tmp_path: Path) -> None:
+    async with running(chain(tmp_path, "a", "b", factory="forking")) as runner:
+        try:
+            before = runner.process_ids
+            await asyncio.wait_for(runner.coordinator.submit("forks", {"fork": True}), PATIENCE)
+            await until((tmp_path / "child").exists)
+            for name in ("a", "b"):
+                os.kill(before[name], signal.SIGKILL)
+            await until(lambda: not set(before.values()) & set(runner.process_ids.values()))
+            await until(lambda: not runner.coordinator.health()["down_stages"])
+            after = await asyncio.wait_for(runner.coordinator.submit("next", {}), PATIENCE)
+            assert after == runner.process_ids["b"]
+            assert is_running(int((tmp_path / "child").read_text()))
+        finally:
+            (tmp_path / "grown").touch()
 
 
 async def test_no_descriptor_for_a_restart_is_one_more_death(tmp_path: Path) -> None:

@@ -225,28 +225,6 @@ async def test_a_crashed_scheduler_ends_its_process_which_is_restarted(tmp_path:
         await until(lambda: runner.process_ids != before)
 
 
-async def test_a_child_that_outlives_its_stage_delays_no_request(tmp_path: Path) -> None:
-    async with running(chain(tmp_path, "a", "b", factory="forking")) as runner:
-        try:
-            before = runner.process_ids
-            await asyncio.wait_for(runner.coordinator.submit("forks", {"fork": True}), PATIENCE)
-            await until((tmp_path / "child").exists)
-            for name in ("a", "b"):
-                os.kill(before[name], signal.SIGKILL)
-            await until(
-                lambda: (
-                    runner.process_ids.keys() == before.keys()
-                    and not runner.coordinator.health()["down_stages"]
-                    and not set(before.values()) & set(runner.process_ids.values())
-                )
-            )
-            after = await asyncio.wait_for(runner.coordinator.submit("next", {}), PATIENCE)
-            assert after == runner.process_ids["b"]
-            assert is_running(int((tmp_path / "child").read_text()))
-        finally:
-            (tmp_path / "grown").touch()
-
-
 async def test_work_goes_on_after_the_death_of_any_stage(tmp_path: Path) -> None:
     async with running(chain(tmp_path, "a", "b", "c")) as runner:
         for name in ("a", "b", "c", "a"):
