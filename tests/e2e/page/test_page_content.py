@@ -59,6 +59,12 @@ MARKDOWN = [
     ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>"),
     ("<b>x</b>&amp;", "<p>&lt;b&gt;x&lt;/b&gt;&amp;amp;</p>"),
     ("a  \nb", "<p>a<br>b</p>"),
+    ("- [x] a\n- [ ] b", "<ul><li><p>☑ a</p></li><li><p>☐ b</p></li></ul>"),
+    ("so $x^2_i$.", "<p>so <math><msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup></math>.</p>"),
+    ("$5 and $10, or $5-$10", "<p>$5 and $10, or $5-$10</p>"),
+    ("\\(\\frac{a}{\\sqrt2}\\)", "<p><math><mfrac><mi>a</mi><msqrt><mn>2</mn></msqrt></mfrac></math></p>"),
+    ("$$\nR\\mathbb{R}\n$$", '<p><math display="block"><mi>R</mi><mi>ℝ</mi></math></p>'),
+    ("$\\unknown{x}$ \\[{a\\]", "<p>$\\unknown{x}$ \\[{a\\]</p>"),
 ]  # fmt: skip
 
 
@@ -92,10 +98,32 @@ def test_a_long_answer_costs_as_much_at_its_end_as_at_its_beginning(render: Rend
     assert nodes(800) < 9 * nodes(100)
 
 
-@pytest.mark.parametrize("text", ["*", "[", ">", "- ", "`", "**a ", "|", "# ", "1. ", "_a", "<http://"])
+@pytest.mark.parametrize(
+    "text", ["*", "[", ">", "- ", "`", "**a ", "|", "# ", "1. ", "_a", "<http://", "$a", "\\(", "$${", "\\[{"]
+)
 def test_hostile_markdown_ends(render: Render, text: str) -> None:
     many = text * (40_000 // len(text)) + "a"
     assert render(*(many[at : at + 4_000] for at in range(0, len(many), 4_000)))[0]
+
+
+def test_code_has_colours_and_formulas_their_parts(proxy: Proxy, faulty: Page) -> None:
+    formula = r"\[\left(\sum_{i=1}^n \hat{x}_i\right)^2 = \begin{cases}1 & x>0\\ 0 & \text{else}\end{cases}\]"
+    code = 'def area(r):\n    return 3.14 * r  # of a "circle"'
+    proxy.answers = [says(f"{formula}\n\n```py\n{code}\n```", finish="length"), says("\n\nDone.")]
+    ask(faulty, "How large?")
+    block = answer(faulty, "cut").locator(".code code")
+    expect(block.locator(".keyword")).to_have_text(["def", "return"])
+    expect(block.locator(".number")).to_have_text(["3.14"])
+    expect(block.locator(".comment")).to_have_text(['# of a "circle"'])
+    assert block.inner_text() == code
+    math = answer(faulty, "cut").locator("math")
+    assert math.locator("mtr").count() == 2
+    assert "∑" in (math.locator("munderover").text_content() or "")
+    # An answer that goes on is written on, and coloured again.
+    faulty.get_by_role("button", name="Continue").click()
+    expect(answer(faulty)).to_contain_text("Done.")
+    assert block.inner_text() == code
+    expect(block.locator(".keyword")).to_have_text(["def", "return"])
 
 
 HOSTILE = """<script>window.hit = 1</script><img src=x onerror="window.hit = 1"> [x](javascript:window.hit=1)
@@ -203,7 +231,12 @@ def test_files_are_dropped_and_pasted(seeing: Page) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "content", "words"),
     [
-        ("notes.txt", "text/plain", b"hi", "cannot be sent: this model takes pictures, sound and films."),
+        (
+            "notes.txt",
+            "text/plain",
+            b"hi",
+            "cannot be sent: this model takes pictures, sound and videos, and no other files.",
+        ),
         ("empty.png", "image/png", b"", "is empty."),
         ("no.png", "image/png", b"no", "cannot be read as a picture."),
         ("long.wav", "audio/wav", bytes(46_000_000), "is too large"),
@@ -219,7 +252,9 @@ def test_what_cannot_be_sent_is_refused_with_words(
 
 def test_a_model_that_hears_takes_no_picture(faulty: Page) -> None:
     faulty.locator("#file").set_input_files(picture())
-    expect(faulty.locator("#status")).to_have_text("dot.png cannot be sent: this model takes sound.")
+    expect(faulty.locator("#status")).to_have_text(
+        "dot.png cannot be sent: this model takes sound, and no pictures."
+    )
 
 
 def test_a_large_picture_is_scaled(proxy: Proxy, seeing: Page) -> None:

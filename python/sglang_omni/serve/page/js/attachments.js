@@ -9,7 +9,7 @@ const MOST_FILES = 8;
 /* Larger pictures are scaled: models see no more of them, and each later message has them again. */
 const MOST_PIXELS = 2_048;
 const SENT_AS_THEY_ARE = new Set(["image/png", "image/jpeg", "image/webp"]);
-const KINDS = { image: "pictures", audio: "sound", video: "films" };
+const KINDS = { image: "pictures", audio: "sound", video: "videos" };
 
 /** The files as a list of { kind, name, blob }. Its event "change" tells of another list. */
 export class Attachments extends EventTarget {
@@ -61,7 +61,7 @@ export class Attachments extends EventTarget {
     const name = file.name || "file", kind = file.type.split("/")[0];
     const taken = this.kinds.map((each) => KINDS[each]).join(", ").replace(/, ([^,]+)$/, " and $1");
     if (!this.kinds.length) throw new Error(`${name} cannot be sent: this model takes text alone.`);
-    if (!this.kinds.includes(kind)) throw new Error(`${name} cannot be sent: this model takes ${taken}.`);
+    if (!this.kinds.includes(kind)) throw new Error(`${name} cannot be sent: this model takes ${taken}, and no ${KINDS[kind] ?? "other files"}.`);
     if (this.items.length >= MOST_FILES) throw new Error(`${name} is one too many: a message has ${MOST_FILES} files at most.`);
     if (!file.size) throw new Error(`${name} is empty.`);
     const blob = kind === "image" ? await sentPicture(file, name) : file;

@@ -182,7 +182,7 @@ export class Conversation extends EventTarget {
   #fail(turn, error, fileOf) {
     if (error.name === "AbortError") {
       turn.finish("stopped");
-      this.#tell("progress", "Stopped.");
+      this.#tell("progress", "");
       return;
     }
     const file = fileOf(error.field);

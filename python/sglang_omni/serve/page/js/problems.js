@@ -1,6 +1,6 @@
 /* What went wrong, in a person's words. */
 
-export const LOST = "The connection was lost in the middle, so this answer is not whole.";
+export const LOST = "The connection was lost in the middle of the answer.";
 const UNREACHABLE = "The server cannot be reached. It may have been stopped, or the network is down.";
 const OFFLINE = "This device is offline.";
 

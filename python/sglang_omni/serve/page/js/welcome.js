@@ -47,7 +47,7 @@ const RANDOM =
   "This model's weights are random: what it writes means nothing, and its speech is noise. It shows that the parts work.";
 
 function sentence({ input_modalities: takes = ["text"], output_modalities: gives = ["text"] }) {
-  const senses = { text: "reads", audio: "hears", image: "sees pictures", video: "watches films" };
+  const senses = { text: "reads", audio: "hears", image: "sees pictures", video: "watches videos" };
   const does = ["text", "audio", "image", "video"].filter((kind) => takes?.includes(kind)).map((kind) => senses[kind]);
   const ways = gives?.includes("audio") ? "answers in writing and aloud" : "answers in writing";
   return `This model ${[...does, ways].join(", ").replace(/, ([^,]+)$/, " and $1")}.`;

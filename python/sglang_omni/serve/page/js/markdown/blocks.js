@@ -195,7 +195,7 @@ class Blocks {
     this.#append(element, list.element);
     const blocks = this.#within(element);
     this.#set({ ...list, blocks, indent: Math.max(2, item[0].length) });
-    blocks.line(text.slice(item[0].length));
+    blocks.line(text.slice(item[0].length).replace(/^\[([ xX])\] /, (_, mark) => (mark === " " ? "☐ " : "☑ ")));
   }
 
   /* Makes a paragraph's last line the head of a table, if it has as many cells as the rule below it. */

@@ -1,21 +1,25 @@
-/* Markdown within a paragraph: code, emphasis, links and line breaks, as DOM nodes. */
+/* Markdown within a paragraph: code, formulas, emphasis, links and line breaks, as DOM nodes. */
 
 import { el } from "../dom.js";
+import { math } from "./math.js";
 
 /* Emphasis within emphasis, at most. */
 const DEPTH = 6;
 /* No lookbehind and no nested repetition: the time is at most quadratic in a text, which is short. */
 const TOKEN = new RegExp(
   [
-    "\\\\([!-/:-@[-`{-~])", // 1: an escaped character
-    "(`+)(?!`)([^]*?[^`])\\2(?!`)", // 2, 3: code
-    "(\\*\\*|__)(?=\\S)([^]*?\\S)\\4", // 4, 5: strong
-    "~~(?=\\S)([^]*?\\S)~~", // 6: struck out
-    "\\*(?=[^\\s*])([^]*?[^\\s*])\\*(?!\\*)", // 7: emphasis
-    "\\b_(?=[^\\s_])([^]*?[^\\s_])_\\b", // 8: emphasis, but not within_a_name
-    "!?\\[([^\\[\\]]*)\\]\\(\\s*<?([^\\s()<>]*(?:\\([^\\s()<>]*\\)[^\\s()<>]*)*)>?(?:\\s+\"[^\"]*\")?\\s*\\)", // 9, 10: a link
-    "<?(https?://[^\\s<>]*[^\\s<>.,:;!?'\")\\]])>?", // 11: an address
-    "( {2,}|\\\\)\\n", // 12: a line break
+    "\\\\\\[(?<shown>[^]+?)\\\\\\]|\\$\\$(?<dollars>[^]+?)\\$\\$", // a formula on a line of its own
+    "\\\\\\((?<formula>[^]+?)\\\\\\)", // a formula in the line
+    "\\$(?=[^\\s$])(?<money>[^$\\n]*?[^\\s$\\\\])\\$(?!\\w)", // the same, unless it is two prices
+    "\\\\(?<escaped>[!-/:-@[-`{-~])",
+    "(?<ticks>`+)(?!`)(?<code>[^]*?[^`])\\k<ticks>(?!`)",
+    "(?<pair>\\*\\*|__)(?=\\S)(?<strong>[^]*?\\S)\\k<pair>",
+    "~~(?=\\S)(?<struck>[^]*?\\S)~~",
+    "\\*(?=[^\\s*])(?<starred>[^]*?[^\\s*])\\*(?!\\*)",
+    "\\b_(?=[^\\s_])(?<lined>[^]*?[^\\s_])_\\b", // not within_a_name
+    "!?\\[(?<label>[^\\[\\]]*)\\]\\(\\s*<?(?<address>[^\\s()<>]*(?:\\([^\\s()<>]*\\)[^\\s()<>]*)*)>?(?:\\s+\"[^\"]*\")?\\s*\\)",
+    "<?(?<bare>https?://[^\\s<>]*[^\\s<>.,:;!?'\")\\]])>?",
+    "(?<rest> {2,}|\\\\)\\n", // a line break
   ].join("|"),
   "g",
 );
@@ -43,9 +47,11 @@ function read(text, depth) {
   return nodes;
 }
 
-function nodeOf(found, depth) {
-  const [whole, escaped, , code, , strong, struck, starred, lined, label, address, bare, rest] = found;
+function nodeOf({ 0: whole, groups }, depth) {
+  const { shown, dollars, formula, money, escaped, code, strong, struck, starred, lined, label, address, bare, rest } = groups;
   const inner = (text) => (depth < DEPTH ? read(text, depth + 1) : [text]);
+  const block = shown ?? dollars, tex = block ?? formula ?? money;
+  if (tex !== undefined) return math(tex, { isBlock: block !== undefined }) ?? whole;
   if (escaped !== undefined) return escaped;
   if (code !== undefined) return el("code", {}, code.replaceAll("\n", " ").replace(/^ (.*\S.*) $/, "$1"));
   if (strong !== undefined) return el("strong", {}, inner(strong));

@@ -3,6 +3,7 @@
 import { el, icon, iconButton } from "../dom.js";
 import { Markdown } from "../markdown/blocks.js";
 import { codeBlock } from "./code_block.js";
+import { colourCode } from "./code_colours.js";
 import { copyButton } from "./copy.js";
 import { mediaView } from "./media.js";
 import { problemView } from "./problem.js";
@@ -27,6 +28,8 @@ export class TurnView {
   #media = [];
   #markdown = null;
   #written = "";
+  /* True once its code has colours, which a text that still grows cannot have. */
+  #isColoured = false;
   #thought = 0;
   #frame = 0;
   #isLast = true;
@@ -87,8 +90,10 @@ export class TurnView {
     parts.reasoning.append(turn.reasoning.slice(this.#thought));
     this.#thought = turn.reasoning.length;
     parts.calls.replaceChildren(...turn.calls.filter(Boolean).map(callView));
+    const end = ENDS[turn.state];
     const leftOut = turn.forgotten ? "left out of later messages" : turn.leftOut ? "files left out of later messages" : "";
-    parts.note.textContent = [...turn.notes, leftOut].filter(Boolean).join(" · ");
+    const notes = [...turn.notes, leftOut].filter(Boolean).join(" · ");
+    parts.note.replaceChildren(...[end ? el("span", { class: "mark" }, end) : "", end && notes ? " · " : "", notes].filter(Boolean));
     if (turn.state === "running") {
       parts.end.replaceChildren();
       parts.actions.replaceChildren();
@@ -102,36 +107,40 @@ export class TurnView {
   }
 
   #showMarkdown() {
-    const { text } = this.turn;
-    /* A text that was replaced, and did not grow, is written anew. */
-    if (!this.#markdown || !text.startsWith(this.#written)) {
+    const { text, state } = this.turn;
+    if (this.#isColoured && text === this.#written) return;
+    /* A text that was replaced and did not grow, or that grows after its end, is written anew. */
+    if (!this.#markdown || this.#isColoured || !text.startsWith(this.#written)) {
+      this.#isColoured = false;
       this.#parts.body.replaceChildren();
       this.#markdown = new Markdown(this.#parts.body, codeBlock);
       this.#written = "";
     }
     if (text.length > this.#written.length) this.#markdown.write(text.slice(this.#written.length));
     this.#written = text;
+    if (state === "running") return;
+    this.#isColoured = true;
+    for (const block of this.#parts.body.querySelectorAll("figure.code")) colourCode(block.querySelector("code"), block.dataset.language);
   }
 
   #showEnd() {
     const { turn } = this, actions = this.#actions, parts = this.#parts;
     const again = () => actions.regenerate(turn);
     const canGoOn = this.#isLast && turn.text && (turn.state === "cut" || turn.state === "broken");
+    const goOn = canGoOn
+      ? el("button", { type: "button", class: "small", onclick: () => actions.goOn(turn) }, icon("down"), el("span", {}, "Continue"))
+      : null;
+    const ways = { tryAgain: this.#isLast ? again : null, shorten: () => actions.shorten(turn), goOn };
     parts.end.replaceChildren(...[
-      turn.problem ? problemView(turn.problem, this.#isLast ? again : null, () => actions.shorten(turn)) : null,
-      ENDS[turn.state] || canGoOn
-        ? el("p", { class: "ways" },
-            ENDS[turn.state] ? el("span", { class: "mark" }, ENDS[turn.state]) : null,
-            canGoOn
-              ? el("button", { type: "button", class: "small", onclick: () => actions.goOn(turn) }, icon("down"), el("span", {}, "Continue"))
-              : null)
-        : null,
+      turn.problem ? problemView(turn.problem, ways) : goOn ? el("p", { class: "ways" }, goOn) : null,
     ].filter(Boolean));
+    /* A problem has buttons of its own. */
+    const canAnswerAgain = turn.role === "assistant" && !["failed", "elsewhere"].includes(turn.state) && !(turn.problem && this.#isLast);
     const hasWords = turn.text || turn.heard;
     parts.actions.replaceChildren(...[
       hasWords ? copyButton("Copy the message", () => turn.text || turn.heard) : null,
       turn.role === "user" && (turn.text || turn.media.length) ? iconButton("edit", "Edit the message and ask again", () => actions.edit(turn)) : null,
-      turn.role === "assistant" && turn.state !== "failed" && turn.state !== "elsewhere" ? iconButton("again", "Answer again", again) : null,
+      canAnswerAgain ? iconButton("again", "Answer again", again) : null,
       ...(turn.speech ? speechButtons(turn, actions.play) : []),
     ].filter(Boolean));
   }
