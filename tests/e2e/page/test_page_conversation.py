@@ -154,24 +154,69 @@ def test_conversations_outlive_a_reload(page: Page) -> None:
 
 
 def test_several_conversations_are_kept_opened_and_deleted(proxy: Proxy, faulty: Page) -> None:
-    proxy.answers = [says("Paris."), says("Hello.")]
+    proxy.answers = [says("Paris."), says("Hello."), says("Rome.")]
     ask(faulty, FRANCE)
     answer(faulty)
     faulty.locator(".bar").get_by_role("button", name="New conversation").click()
     expect(faulty.locator("#welcome")).to_be_visible()
     ask(faulty, "Hi!")
     answer(faulty)
-    kept = faulty.get_by_role("dialog", name="Conversations").get_by_role("listitem")
-    expect(kept).to_have_text(["Hi!", FRANCE])
-    faulty.get_by_role("button", name=FRANCE, exact=True).click()
+    panel = faulty.get_by_role("dialog", name="Conversations")
+    kept, titles = panel.get_by_role("listitem"), panel.locator(".title")
+    expect(titles).to_have_text(["Hi!", FRANCE])
+    titles.nth(1).click()
     expect(faulty.get_by_text("Paris.")).to_be_visible()
     kept.nth(1).hover()
-    faulty.get_by_role("button", name=f"Delete “{FRANCE}”").click()
+    faulty.get_by_role("button", name=f"Rename “{FRANCE}”").click()
+    faulty.get_by_label("Title").fill("Capitals")
+    faulty.keyboard.press("Enter")
+    expect(titles).to_have_text(["Hi!", "Capitals"])
+    # A title that a person gave stays when the conversation grows.
+    ask(faulty, "And of Italy?")
+    answer(faulty)
+    expect(titles).to_have_text(["Capitals", "Hi!"])
+    kept.nth(0).hover()
+    with faulty.expect_download() as saved:
+        faulty.get_by_role("button", name="Save “Capitals” as a file").click()
+    assert saved.value.suggested_filename == "Capitals.md"
+    written = Path(saved.value.path()).read_text()
+    parts = [
+        "# Capitals",
+        "## You",
+        FRANCE,
+        "## Answer",
+        "Paris.",
+        "## You",
+        "And of Italy?",
+        "## Answer",
+        "Rome.\n",
+    ]
+    assert written == "\n\n".join(parts)
+    faulty.get_by_role("button", name="Delete “Capitals”").click()
     faulty.get_by_role("button", name="Delete", exact=True).click()
-    expect(kept).to_have_text(["Hi!"])
+    expect(titles).to_have_text(["Hi!"])
     expect(faulty.locator("#welcome")).to_be_visible()
     reload(faulty)
     expect(faulty.get_by_text("Hello.")).to_be_visible()
+
+
+def test_conversations_are_found_by_their_words(proxy: Proxy, faulty: Page) -> None:
+    names = ["Red apples", "Green apples", "Blue sky", "Red wine", "Old maps", "New maps"]
+    search = faulty.get_by_label("Search the conversations")
+    for name in names:
+        expect(search).to_be_hidden()
+        proxy.answers = [says("Yes.")]
+        ask(faulty, name)
+        answer(faulty)
+        faulty.locator(".bar").get_by_role("button", name="New conversation").click()
+        expect(faulty.locator("#welcome")).to_be_visible()
+    titles = faulty.locator(".rows .title")
+    search.fill("apples RED")
+    expect(titles).to_have_text(["Red apples"])
+    search.fill("zebra")
+    expect(faulty.get_by_text("None has these words.")).to_be_visible()
+    search.fill("")
+    expect(titles).to_have_text(names[::-1])
 
 
 def test_an_answer_that_is_left_is_kept_as_it_was(proxy: Proxy, faulty: Page) -> None:
@@ -180,7 +225,7 @@ def test_an_answer_that_is_left_is_kept_as_it_was(proxy: Proxy, faulty: Page) ->
     expect(faulty.get_by_text("Once")).to_be_visible()
     faulty.locator(".bar").get_by_role("button", name="New conversation").click()
     expect(faulty.locator("#welcome")).to_be_visible()
-    faulty.get_by_role("button", name="A story.", exact=True).click()
+    faulty.locator(".rows .title", has_text="A story.").click()
     expect(answer(faulty, "stopped")).to_contain_text("Once")
     expect(answer(faulty, "stopped").locator(".problem")).to_have_count(0)
 

@@ -72,7 +72,8 @@ export function mountComposer({ form, conversation, attachments, player, say }) 
     if (text.value.trim() || attachments.items.length) form.requestSubmit();
   });
   text.addEventListener("input", () => { grow(); keepDraft(text.value); showButton(); });
-  addEventListener("resize", grow);
+  /* Panels that stood beside the conversation leave it a moment later. */
+  addEventListener("resize", () => requestAnimationFrame(grow));
 
   attach.addEventListener("click", () => file.click());
   file.addEventListener("change", async () => {

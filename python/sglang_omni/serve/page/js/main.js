@@ -54,7 +54,7 @@ const setting = mountPanel({ dialog: $("settings"), button: $("show-settings"), 
 const kept = mountPanel({ dialog: $("conversations"), button: $("show-conversations"), docks: "(min-width: 80rem)", isOpen: true });
 
 const conversations = mountConversations({
-  list: $("conversation-list"), conversation, storage: await openStorage(), say,
+  list: $("conversation-list"), search: $("conversation-search"), conversation, storage: await openStorage(), say,
   opened: () => { kept.close(); composer.focus(); },
 });
 for (const button of document.querySelectorAll("[data-begins]")) button.addEventListener("click", conversations.begin);

@@ -11,10 +11,13 @@ const TITLE_LETTERS = 60;
 /** Opens the store; null if the browser keeps nothing, as in some private windows. */
 export async function openStorage() {
   try {
-    const opening = indexedDB.open("conversations", 1);
-    opening.onupgradeneeded = () => {
-      opening.result.createObjectStore("conversations", { keyPath: "id" });
-      opening.result.createObjectStore("turns", { keyPath: ["conversation", "index"] });
+    const opening = indexedDB.open("conversations", 2);
+    opening.onupgradeneeded = ({ oldVersion }) => {
+      if (oldVersion < 1) {
+        opening.result.createObjectStore("conversations", { keyPath: "id" });
+        opening.result.createObjectStore("turns", { keyPath: ["conversation", "index"] });
+      }
+      opening.result.createObjectStore("titles", { keyPath: "id" });
     };
     return new Storage(await done(opening));
   } catch {
@@ -31,8 +34,10 @@ class Storage {
 
   /** The conversations, the latest first: { id, title, used, bytes }. */
   async list() {
-    const all = await done(this.#database.transaction("conversations").objectStore("conversations").getAll());
-    return all.sort((a, b) => b.used - a.used);
+    const reading = this.#database.transaction(["conversations", "titles"]);
+    const [all, given] = await Promise.all(["conversations", "titles"].map((name) => done(reading.objectStore(name).getAll())));
+    const titles = new Map(given.map(({ id, title }) => [id, title]));
+    return all.map((kept) => ({ ...kept, title: titles.get(kept.id) ?? kept.title })).sort((a, b) => b.used - a.used);
   }
 
   /** The turns of a conversation. One that is under way is another tab's, or was when its page was closed. */
@@ -69,9 +74,14 @@ class Storage {
     await this.#makeRoom(id);
   }
 
+  /** Gives a conversation a title in place of its first words. */
+  async rename(id, title) {
+    await done(this.#database.transaction("titles", "readwrite").objectStore("titles").put({ id, title }));
+  }
+
   async remove(id) {
-    const change = this.#database.transaction(["conversations", "turns"], "readwrite");
-    change.objectStore("conversations").delete(id);
+    const change = this.#database.transaction(["conversations", "turns", "titles"], "readwrite");
+    for (const name of ["conversations", "titles"]) change.objectStore(name).delete(id);
     change.objectStore("turns").delete(every(id));
     await finished(change);
   }

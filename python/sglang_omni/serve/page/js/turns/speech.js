@@ -1,6 +1,7 @@
 /* The speech of an answer: played again, and saved as a file. */
 
-import { el, icon, iconButton } from "../dom.js";
+import { iconButton } from "../dom.js";
+import { fileNameOf, saveAs } from "../files.js";
 import { samplesOf } from "../wav.js";
 
 /** Buttons for an answer's speech, a WAV file's Blob. `play(samples, rate)` plays it. */
@@ -9,14 +10,6 @@ export function speechButtons(turn, play) {
     const { samples, rate } = await samplesOf(turn.speech);
     play(samples, rate);
   });
-  const save = iconButton("download", "Save the speech as a WAV file", () => {
-    const url = URL.createObjectURL(turn.speech);
-    el("a", { href: url, download: `${fileName(turn.text)}.wav` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 60_000);
-  });
+  const save = iconButton("download", "Save the speech as a WAV file", () => saveAs(`${fileNameOf(turn.text)}.wav`, turn.speech));
   return [again, save];
-}
-
-function fileName(text) {
-  return text.replace(/[^\p{L}\p{N}]+/gu, " ").trim().slice(0, 40).trim() || "answer";
 }
