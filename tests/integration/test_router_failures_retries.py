@@ -298,6 +298,9 @@ async def test_a_worker_that_does_well_again_is_back_within_seconds() -> None:
         await statuses(url, 12)
         await becomes(url, ill, "failing")
         await becomes(url, ill, "half_open")
+        # So it stays until a request comes, which may take a night.
+        assert (await workers(url))[ill.url]["healthy"]
+        assert await metric(url, "worker_up") == 2.0
         # One request tries it; the others that come meanwhile go elsewhere.
         tried.set()
         seen = len(ill.seen)

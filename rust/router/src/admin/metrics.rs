@@ -121,8 +121,8 @@ fn workers(out: &mut String, proxy: &Proxy, sees_urls: bool) {
     let fleet = proxy.fleet.read();
     type Read = fn(&Worker) -> u64;
     let values: [Row<Read>; 5] = metrics! {
-        gauge worker_up = |w| u64::from(w.health() == Health::Up),
-            "1 if the worker's state is up: nothing is known against it.";
+        gauge worker_up = |w| u64::from(matches!(w.health(), Health::Up | Health::HalfOpen)),
+            "1 if the worker's state is up, or half_open: the next request goes to it.";
         gauge worker_draining = |w| u64::from(w.is_draining()), "1 if the worker takes no new requests.";
         gauge worker_inflight = |w| w.load() as u64, "Requests in flight at a worker.";
         counter worker_requests_total = |w| w.requests.load(Relaxed), "Requests a worker answered.";

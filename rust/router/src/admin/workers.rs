@@ -66,9 +66,13 @@ pub async fn answer(lane: &Lane, admin: &Admin, request: Request<Incoming>) -> R
     outcome.unwrap_or_else(Refusal::into_reply)
 }
 
-/// Whether the worker answers, even if only that it is busy.
+/// Whether the worker answers, even if only that it is busy. One that is due for its trial counts: if it did not, and no
+/// other did, a balancer would send no request that could be the trial.
 pub fn is_healthy(worker: &Worker) -> bool {
-    matches!(worker.health(), Health::Up | Health::Busy)
+    matches!(
+        worker.health(),
+        Health::Up | Health::Busy | Health::HalfOpen
+    )
 }
 
 /// A worker as JSON, for administrators.
