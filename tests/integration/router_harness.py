@@ -73,6 +73,10 @@ class Replica:
         self.models: list[str] | None = None  # What it tells the router that it serves.
         self.health_hangs = False
         self.health_headers = ""
+        self.metrics = b"ok"  # The page of its own metrics.
+        self.scrapes = 0
+        self.scraped = asyncio.Event()  # Whether it gives that page, or lets the router wait.
+        self.scraped.set()
         self.probes = 0
         self.last_probe: Seen | None = None
         self.closed = asyncio.Event()  # A connection that carried a request has ended.
@@ -115,7 +119,9 @@ class Replica:
                     continue
                 if line.split(" ")[1] == "/metrics":
                     # The router asks for them when it is asked for its own.
-                    writer.write(response())
+                    self.scrapes += 1
+                    await self.scraped.wait()
+                    writer.write(response(self.metrics))
                     continue
                 if line.split(" ")[1] == "/health":
                     self.probes += 1

@@ -14,6 +14,7 @@ from router_harness import (
     PATIENCE,
     Seen,
     asking,
+    bearer,
     comes_to,
     connect,
     get,
@@ -23,6 +24,8 @@ from router_harness import (
     replicas,
     response,
     router,
+    status_of,
+    until,
 )
 
 PREFIX = "sglang_omni_router_"
@@ -201,6 +204,42 @@ async def test_a_port_of_their_own() -> None:
         assert await value(other, "workers") == 0.0
         for _, writer in stalled:
             writer.close()
+
+
+async def test_what_workers_count_is_for_administrators() -> None:
+    async def shows(url: str, headers: str = "") -> bool:
+        page = (await get(url, "/metrics", headers)).body.decode()
+        assert "sglang_omni_router_workers 1" in page
+        return "their_count{" in page
+
+    forwarded = "X-Forwarded-For: 10.0.0.1\r\n"
+    async with replicas(None) as [replica]:
+        replica.metrics = b"their_count 3\n"
+        async with router(replica) as url:
+            await comes_to(200, status_of, url, "/health")
+            assert await shows(url)
+            assert not await shows(url, forwarded)
+        async with router(replica, api_key=["mine"], admin_api_key="admin") as url:
+            await comes_to(200, status_of, url, "/health")
+            assert [await shows(url, each) for each in ("", bearer("mine"), bearer("admin"))] == [
+                False,
+                False,
+                True,
+            ]
+
+
+async def test_workers_are_asked_once_for_all_who_scrape_meanwhile() -> None:
+    async with replicas(None) as [replica], router(replica) as url:
+        await comes_to(200, status_of, url, "/health")
+        replica.scraped.clear()
+        pages = [asyncio.ensure_future(get(url, "/metrics")) for _ in range(20)]
+        await until(lambda: replica.scrapes == 1, "it is asked")
+        # Nothing else waits for a worker that is slow to give its page.
+        assert (await get(url, "/metrics", "X-Forwarded-For: 10.0.0.1\r\n")).status == 200
+        assert (await post(url)).status == 200
+        replica.scraped.set()
+        assert {(await page).status for page in pages} == {200}
+        assert replica.scrapes <= 2
 
 
 async def test_a_port_that_is_taken() -> None:

@@ -2,10 +2,11 @@
 
 mod every_worker;
 mod fleet;
-pub mod metrics;
+mod metrics;
 mod models;
+pub mod pages;
 pub mod scrape;
-pub mod worker_metrics;
+mod worker_metrics;
 mod workers;
 
 use std::rc::Rc;
@@ -15,12 +16,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, HeaderValue};
+use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::admin::pages::{MetricsPages, Wanted};
 use crate::base::headers::{ROUTERS, SERVERS};
 use crate::base::percent;
 use crate::base::prometheus;
@@ -29,6 +31,7 @@ use crate::fleet::loop_detection;
 use crate::fleet::servers;
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::Lane;
+use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
 
 const BODY_LIMIT: usize = 64 << 10;
@@ -45,15 +48,17 @@ pub struct Admin {
     /// How long the body of a request to the router itself may take.
     pub body_timeout: Duration,
     pub stopping: watch::Receiver<Stopping>,
+    pub pages: MetricsPages,
 }
 
-/// Answers a request for the router itself, or returns it. `sees_urls`: whether the client is told the workers' URLs.
+/// Answers a request for the router itself, or returns it.
 pub async fn answer(
     lane: &Rc<Lane>,
     admin: &Admin,
-    sees_urls: bool,
+    record: &RequestRecord,
     request: Request<Incoming>,
 ) -> Result<Reply, Request<Incoming>> {
+    let sees_urls = record.sees_urls;
     let method = request.method().clone();
     let is_read = matches!(method, Method::GET | Method::HEAD);
     let is_post = method == Method::POST;
@@ -65,16 +70,22 @@ pub async fn answer(
     match request.uri().path() {
         "/health" if is_read => Ok(health(lane, admin)),
         "/readiness" if is_read => Ok(readiness(lane, admin)),
-        "/liveness" if is_read => Ok(reply::text(StatusCode::OK, "text/plain", "OK".to_owned())),
+        "/liveness" if is_read => Ok(reply::text(StatusCode::OK, "text/plain", "OK")),
         "/metrics" if is_read => {
-            let own = metrics::render(&lane.proxy, sees_urls);
-            let fleet = &lane.proxy.fleet;
-            let theirs = worker_metrics::gather(&lane.pool, fleet, headers, sees_urls).await;
-            Ok(reply::text(
-                StatusCode::OK,
-                prometheus::CONTENT_TYPE,
-                own + &theirs,
-            ))
+            let wanted = Wanted {
+                sees_urls,
+                of_workers: record.administers,
+                key: match record.administers {
+                    true => headers.get(AUTHORIZATION).cloned(),
+                    false => None,
+                },
+            };
+            let page = match admin.pages.get(wanted).await {
+                Some(page) => page,
+                // The writers end when the router begins to shut down.
+                None => metrics::render(&lane.proxy, sees_urls).into(),
+            };
+            Ok(reply::text(StatusCode::OK, prometheus::CONTENT_TYPE, page))
         }
         path if is_read && (path == "/fleet" || path.starts_with("/fleet/")) => {
             Ok(fleet::answer(lane, admin, target, headers, sees_urls).await)

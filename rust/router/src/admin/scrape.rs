@@ -3,12 +3,11 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::TcpListener as StdListener;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -16,22 +15,14 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
-use crate::admin::{metrics, worker_metrics};
+use crate::admin::pages::{MetricsPages, Wanted};
 use crate::base::prometheus;
-use crate::proxy::lane::Proxy;
-use crate::upstream::pool::Pool;
 
 /// A scrape takes milliseconds; a client that takes longer than this does not scrape.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Serves until the runtime ends. `sees_urls`: whether workers are named by their URLs. `key`: the one that is shown to
-/// the fleet's workers, whose metrics are served too.
-pub async fn serve(
-    proxy: Arc<Proxy>,
-    sees_urls: bool,
-    key: Option<HeaderValue>,
-    listener: io::Result<StdListener>,
-) {
+/// Serves the page that is wanted there, until the runtime ends.
+pub async fn serve(pages: MetricsPages, wanted: Wanted, listener: io::Result<StdListener>) {
     let listener = listener.and_then(TcpListener::from_std);
     let listener = listener.expect("the listener is a non-blocking TCP socket");
     loop {
@@ -43,10 +34,10 @@ pub async fn serve(
         if stream.set_nodelay(true).is_err() {
             continue; // Already closed by the client.
         }
-        let (proxy, key) = (proxy.clone(), key.clone());
+        let (pages, wanted) = (pages.clone(), wanted.clone());
         let answer = service_fn(move |request| {
-            let (proxy, key) = (proxy.clone(), key.clone());
-            async move { Ok::<_, Infallible>(answer(&proxy, sees_urls, key, &request).await) }
+            let (pages, wanted) = (pages.clone(), wanted.clone());
+            async move { Ok::<_, Infallible>(answer(&pages, wanted, &request).await) }
         });
         let connection = http1::Builder::new()
             .keep_alive(false)
@@ -57,21 +48,19 @@ pub async fn serve(
 }
 
 async fn answer(
-    proxy: &Proxy,
-    sees_urls: bool,
-    key: Option<HeaderValue>,
+    pages: &MetricsPages,
+    wanted: Wanted,
     request: &Request<Incoming>,
 ) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
-    if request.uri().path() == "/metrics" {
-        let headers = HeaderMap::from_iter(key.map(|key| (AUTHORIZATION, key)));
-        let pool = Pool::new(proxy.trust.clone());
-        let theirs = worker_metrics::gather(&pool, &proxy.fleet, &headers, sees_urls).await;
-        *response.body_mut() = (metrics::render(proxy, sees_urls) + &theirs).into();
+    if request.uri().path() != "/metrics" {
+        *response.status_mut() = StatusCode::NOT_FOUND;
+    } else if let Some(page) = pages.get(wanted).await {
+        *response.body_mut() = page.into();
         let content_type = HeaderValue::from_static(prometheus::CONTENT_TYPE);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
     } else {
-        *response.status_mut() = StatusCode::NOT_FOUND;
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }
     response
 }

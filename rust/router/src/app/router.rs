@@ -12,6 +12,8 @@ use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::{mpsc, watch};
 use tracing::dispatcher::set_default;
 
+use crate::admin::pages::{self, Wanted};
+use crate::admin::scrape;
 use crate::app::config::Config;
 use crate::app::settings;
 use crate::app::watchers::{Watchers, slots};
@@ -19,6 +21,7 @@ use crate::base::config_error::ConfigError;
 use crate::base::log::Log;
 use crate::base::metrics::Metrics;
 use crate::base::stopping::{Stopping, drain};
+use crate::base::supervise::keep_running;
 use crate::base::tracing_context::Tracer;
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::Models;
@@ -140,8 +143,14 @@ impl Router {
             tracer: sampler.map(|sampler| Tracer { sampler, spans }),
             log_losses: log.losses.clone(),
         });
+        let (pages, writers) = pages::channel();
+        let of_scrapers = Wanted {
+            sees_urls: config.expose_worker_urls,
+            of_workers: true,
+            key: probes.key.clone(),
+        };
         let front = Arc::new(Front {
-            admin: settings::admin(&config, &probes, stopped.clone()),
+            admin: settings::admin(&config, &probes, stopped.clone(), pages.clone()),
             gate: checked.gate,
             tls: checked.tls.map(Arc::new),
             limits: settings::limits(&config),
@@ -178,9 +187,20 @@ impl Router {
             breaker: settings::breaker(&config),
             eviction_interval: config.eviction_interval,
             discovery,
-            scraped,
-            scrapers_see_urls: config.expose_worker_urls,
         };
+        let (proxy, mut stopping) = (router.proxy.clone(), router.front.stopping.clone());
+        router.spawn("router-metrics".to_owned(), move |runtime| {
+            runtime.block_on(async {
+                writers.start(&proxy);
+                for listener in scraped {
+                    let (pages, wanted) = (pages.clone(), of_scrapers.clone());
+                    keep_running("metrics port", move || {
+                        scrape::serve(pages.clone(), wanted.clone(), listener.try_clone())
+                    });
+                }
+                let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
+            });
+        })?;
         let failed = router.stopping.clone();
         let mut stopping = router.front.stopping.clone();
         router.spawn("router-watch".to_owned(), move |runtime| {

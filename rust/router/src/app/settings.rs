@@ -5,6 +5,7 @@ use std::env;
 use tokio::sync::watch;
 
 use crate::admin::Admin;
+use crate::admin::pages::MetricsPages;
 use crate::app::config::Config;
 use crate::base::clock;
 use crate::base::config_error::ConfigError;
@@ -142,13 +143,19 @@ pub fn breaker(config: &Config) -> Breaker {
     }
 }
 
-pub fn admin(config: &Config, probes: &Probes, stopping: watch::Receiver<Stopping>) -> Admin {
+pub fn admin(
+    config: &Config,
+    probes: &Probes,
+    stopping: watch::Receiver<Stopping>,
+    pages: MetricsPages,
+) -> Admin {
     Admin {
         router: probes.router.clone(),
         policy: config.policy.name(),
         has_worker_key: probes.key.is_some(),
         body_timeout: config.header_timeout,
         stopping,
+        pages,
     }
 }
 

@@ -1,7 +1,6 @@
 //! The background tasks, which share one thread beside the lanes. No request waits for them.
 
 use std::future::pending;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +8,6 @@ use sglang_omni_policy::Policy;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval_at};
 
-use crate::admin::scrape;
 use crate::base::memory;
 use crate::base::supervise::{keep_running, run_or};
 use crate::fleet::breaker::{self, Breaker};
@@ -31,10 +29,6 @@ pub struct Watchers {
     /// How often the policy trims its memory.
     pub eviction_interval: Duration,
     pub discovery: Discovery,
-    /// The ports for `/metrics` alone.
-    pub scraped: Vec<TcpListener>,
-    /// Whether metrics name workers by their URLs there.
-    pub scrapers_see_urls: bool,
 }
 
 impl Watchers {
@@ -42,7 +36,6 @@ impl Watchers {
     pub fn start(self, failed: impl FnOnce() + 'static) {
         let (proxy, reload) = (&self.proxy, self.reload);
         let (breaker, every) = (self.breaker, self.eviction_interval);
-        let key = self.probes.key.clone();
         let checks = HealthChecks {
             fleet: proxy.fleet.clone(),
             trust: proxy.trust.clone(),
@@ -72,13 +65,6 @@ impl Watchers {
         keep(proxy, "memory", |Proxy { metrics, .. }| {
             memory::give_back(metrics.clone())
         });
-        let sees_urls = self.scrapers_see_urls;
-        for listener in self.scraped {
-            let (shown, key) = (proxy.clone(), key.clone());
-            keep(proxy, "metrics port", move |_| {
-                scrape::serve(shown.clone(), sees_urls, key.clone(), listener.try_clone())
-            });
-        }
         run_or("discovery", self.discovery.watch(), failed);
     }
 }

@@ -288,7 +288,7 @@ async fn route(
     if let Err(refusal) = gate::authenticate(&front.gate, record, &mut request) {
         return refusal.reply(request);
     }
-    let mut request = match admin::answer(lane, &front.admin, record.sees_urls, request).await {
+    let mut request = match admin::answer(lane, &front.admin, record, request).await {
         Ok(reply) => return reply,
         Err(request) => request,
     };

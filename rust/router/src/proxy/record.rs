@@ -32,6 +32,8 @@ pub struct RequestRecord {
     pub peer: SocketAddr,
     /// Whether the client is told where workers are.
     pub sees_urls: bool,
+    /// Whether an administrator asks for what others may see in part.
+    pub administers: bool,
     pub client: Arc<Client>,
     id: RequestId,
     pub route: Route,
@@ -77,6 +79,7 @@ impl RequestRecord {
             lane: lane.clone(),
             peer,
             sees_urls: false,
+            administers: false,
             client,
             id,
             route: Route::of(request.uri().path()),

@@ -184,8 +184,8 @@ pub fn json(status: StatusCode, value: &Value) -> Reply {
     text(status, "application/json", value.to_string())
 }
 
-pub fn text(status: StatusCode, content_type: &'static str, body: String) -> Reply {
-    let mut reply = Response::new(Payload::Local(Some(Bytes::from(body))));
+pub fn text(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(Payload::Local(Some(body.into())));
     *reply.status_mut() = status;
     reply
         .headers_mut()
