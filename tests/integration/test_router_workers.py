@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from router_harness import (
+    Answer,
     Holding,
     Replica,
     answering,
     assert_error,
+    becomes,
     change,
     comes_to,
     get,
@@ -20,6 +22,7 @@ from router_harness import (
     post,
     replicas,
     router,
+    send_raw,
     served_by,
     status_of,
 )
@@ -288,3 +291,57 @@ async def test_where_no_list_has_a_model_it_is_looked_for_again_and_no_other_wor
             assert (await post(url, b'{"model": "a"}')).status == 503
             assert (await post(url, b'{"model": "b"}')).status == 503
             assert (len(one.seen), len(two.seen)) == (0, 1)
+
+
+async def test_a_worker_that_never_came_up_takes_no_unknown_model() -> None:
+    async with replicas(None, None, None) as [one, two, late]:
+        set_models(one, "a")
+        set_models(two, "b")
+        set_models(late, "c")
+        await late.stop()
+        async with router(one, two, late) as url:
+            await until_known(url, ["a"], ["b"], None)
+            await becomes(url, late, "down")
+            assert_error(await post(url, b'{"model": "c"}'), 404, code="model_not_found")
+            await late.start()
+            await until_known(url, ["a"], ["b"], ["c"])
+            assert await serving(url, "c") == {late.url}
+            await late.stop()
+            await becomes(url, late, "down")
+            assert_error(await post(url, b'{"model": "c"}'), 503, code="workers_down")
+
+
+def form(model: bytes, sound: bytes) -> list[bytes]:
+    """The parts of a form."""
+    head = b"--xx\r\nContent-Disposition: form-data; name="
+    named = head + b'"model"\r\n\r\n' + model + b"\r\n"
+    return [named, head + b'"file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n' + sound + b"\r\n"]
+
+
+async def test_the_model_of_a_form_goes_to_those_that_serve_it() -> None:
+    async def ask(url: str, *parts: bytes) -> Answer:
+        body = b"".join(parts) + b"--xx--\r\n"
+        head = (
+            "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\n"
+            f"Content-Type: multipart/form-data; boundary=xx\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return await send_raw(url, head.encode() + body)
+
+    async with replicas(None, None, None) as [*llms, ears]:
+        for llm in llms:
+            set_models(llm, "a")
+        set_models(ears, "org/whisper")
+        async with router(*llms, ears) as url:
+            await until_known(url, ["a"], ["a"], ["org/whisper"])
+            for sound in (b"RIFF" * 10, b"RIFF" * 500_000):
+                named, file = form(b"org/whisper", sound)
+                orders = [(named, file)] if len(sound) > 1 << 20 else [(named, file), (file, named)]
+                for parts in orders * 4:
+                    answer = await ask(url, *parts)
+                    assert answer.header("x-sglang-omni-worker") == ears.url
+                assert ears.seen[-1].body == b"".join(orders[-1]) + b"--xx--\r\n"
+            assert_error(await ask(url, *form(b"other", b"")), 404, code="model_not_found")
+            # Without a model, or with one beyond what is held, any worker is asked.
+            named, file = form(b"org/whisper", b"RIFF" * 500_000)
+            asked = {(await ask(url, *parts)).header("x-sglang-omni-worker") for parts in [(file, named)] * 6}
+            assert len(asked) == 3

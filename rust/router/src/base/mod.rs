@@ -14,6 +14,7 @@ pub mod client;
 pub mod clock;
 pub mod config_error;
 pub mod end;
+pub mod form;
 pub mod headers;
 pub mod histogram;
 pub mod keys;

@@ -133,6 +133,11 @@ impl HealthFlags {
         was_down
     }
 
+    /// Whether the worker is down and has been since it joined.
+    pub fn never_came_up(&self) -> bool {
+        self.bits.load(Relaxed) & (PROBED | DOWN) == DOWN
+    }
+
     /// Returns whether it was the first probe's answer.
     pub fn set_probed(&self) -> bool {
         self.bits.fetch_or(PROBED, Relaxed) & PROBED == 0

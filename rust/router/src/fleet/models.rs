@@ -170,7 +170,8 @@ pub enum Serving<'a> {
     Every,
     /// The workers that list it.
     Listing(&'a [u8]),
-    /// The workers without a known list, because none lists it.
+    /// The workers without a list, because none lists it. One that never came up is not counted: what it serves is not
+    /// known, and it cannot serve now.
     Unknown,
     /// The worker of this id, which keeps what the request asks for. No other could answer it.
     Keeper(u32),
@@ -192,7 +193,7 @@ impl<'a> Serving<'a> {
         match self {
             Serving::Every => true,
             Serving::Listing(model) => worker.lists(model) == Some(true),
-            Serving::Unknown => worker.models().is_none(),
+            Serving::Unknown => worker.models().is_none() && !worker.flags.never_came_up(),
             Serving::Keeper(id) => worker.id == id,
         }
     }

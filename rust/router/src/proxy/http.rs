@@ -6,10 +6,12 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::HOST;
+use hyper::header::{CONTENT_TYPE, HOST, HeaderMap};
 use hyper::http::request::Parts;
 use hyper::{Request, Version};
+use serde_json::json;
 
+use crate::base::form;
 use crate::base::headers::has_media_type;
 use crate::base::route::Route;
 use crate::fleet::pending_heads::Asked;
@@ -39,8 +41,8 @@ pub async fn forward(
         tokio::task::spawn_local(discard(incoming));
         return too_large(limit);
     }
-    let is_json = has_media_type(&parts.headers, "application/json");
-    let window = held_window(lane, &incoming, is_json);
+    let kind = Kind::of(lane, &parts.headers);
+    let window = held_window(lane, &incoming, kind);
     let upload = match Upload::read(lane, incoming, record.client.clone(), window).await {
         Ok(upload) => upload,
         Err(BodyError::TooLarge(rest)) => {
@@ -62,9 +64,10 @@ pub async fn forward(
     record.received = record.received.max(upload.read.len() as u64);
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
     forwarding::note_hop(parts.version, &mut parts.headers);
-    let text = match is_json {
-        true => upload.read.clone(),
-        false => Bytes::new(),
+    let text = match kind {
+        Kind::Json => upload.read.clone(),
+        Kind::Form => as_json(&parts.headers, &upload.read),
+        Kind::Unread => Bytes::new(),
     };
     let mut attempt = HttpAttempt {
         lane,
@@ -184,12 +187,45 @@ fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<Reques
     request
 }
 
+/// What is read of a body to choose its worker.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Json,
+    /// A multipart form's model.
+    Form,
+    Unread,
+}
+
+impl Kind {
+    fn of(lane: &Lane, headers: &HeaderMap) -> Kind {
+        if has_media_type(headers, "application/json") {
+            Kind::Json
+        } else if lane.proxy.models.differ() && has_media_type(headers, "multipart/form-data") {
+            Kind::Form
+        } else {
+            Kind::Unread
+        }
+    }
+}
+
+/// The model of a form, as far as that was read, in the form of a JSON body.
+fn as_json(headers: &HeaderMap, form: &[u8]) -> Bytes {
+    let content_type = headers
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok());
+    let model = content_type.and_then(|kind| form::field(kind, form, "model"));
+    model.map_or_else(Bytes::new, |model| {
+        let model = String::from_utf8_lossy(model.trim_ascii());
+        json!({"model": model}).to_string().into()
+    })
+}
+
 /// How much of the body to hold: all of a short one, and the start of a long one that may hold a routing key.
 /// If permits are limited, also the start of any other: its client must send something before it takes one.
-fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
+fn held_window(lane: &Lane, incoming: &Incoming, kind: Kind) -> usize {
     let length = incoming.size_hint().upper();
     let is_short = length.is_some_and(|length| length <= HELD_BODY as u64);
-    match is_json || is_short || lane.proxy.in_flight.is_limited() {
+    match kind != Kind::Unread || is_short || lane.proxy.in_flight.is_limited() {
         true => HELD_BODY,
         false => 0,
     }
