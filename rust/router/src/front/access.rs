@@ -28,8 +28,8 @@ pub fn is_administrative(path: &str) -> bool {
     ) || path.starts_with("/workers/")
 }
 
-/// Admits a request that shows the admin key or, if there is no such key, a request from this machine. A web page of
-/// another origin, or under a name that is not the router's, may change nothing even if it knows the key.
+/// Admits a request that shows the admin key or, if there is no such key, a request from this machine, which shows a
+/// client's key if clients have any. A web page of another origin, or under a name that is not the router's, may change nothing even if it knows the key.
 pub fn allow(gate: &Gate, peer: SocketAddr, request: &Request<Incoming>) -> Result<(), Refusal> {
     let headers = request.headers();
     let keys = &gate.keys;
@@ -45,6 +45,14 @@ pub fn allow(gate: &Gate, peer: SocketAddr, request: &Request<Incoming>) -> Resu
                 "the router's admin key is needed: send it as \"Authorization: Bearer KEY\"",
             ),
         });
+    }
+    // Where clients need a key, so do administrators: something on this machine may pass on what comes from elsewhere.
+    if !has_key && keys.are_needed() && keys.owner(headers).is_none() {
+        return Err(Refusal::new(
+            Reason::InvalidApiKey,
+            "administration needs a key here: give the router an --admin-api-key and show that, or show a client's \
+             key from the router's own machine",
+        ));
     }
     if !has_key && !is_from_here(peer.ip(), headers) {
         return Err(Refusal::new(
