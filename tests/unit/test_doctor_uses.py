@@ -19,6 +19,16 @@ REQUIRED = [
 ]
 
 
+def test_a_missing_use_names_its_own_packages_and_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the extras in it last: other uses name them."""
+    own = ["sgl-omni[serve]; extra == 'realtime'", "aiortc; extra == 'realtime'"]
+    served = [f"{name}; extra == 'serve'" for name in ("av", "jinja2", "pillow", "torch")]
+    monkeypatch.setattr(uses.importlib.metadata, "requires", lambda name: own + served)
+    monkeypatch.setattr(uses, "version_of", lambda name: "1" if name == "sgl-omni" else None)
+    texts = {finding.name: finding.text for finding in use_findings()}
+    assert texts["to take realtime calls over WebRTC"] == "not installed: aiortc, av, jinja2 and 2 more"
+
+
 def test_an_extra_has_the_packages_of_the_extras_in_it() -> None:
     assert list(packages_of("ray", REQUIRED)) == ["ray", "torch"]
     assert list(packages_of("serve", REQUIRED)) == ["torch"]

@@ -114,6 +114,19 @@ def test_the_command_on_this_machine() -> None:
     assert all(finding["mend"] for finding in findings if finding["status"] == "fail")
 
 
+def test_a_machine_that_only_routes_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a router nor the demo needs what a model does."""
+    absent = ("torch", "transformers", "tokenizers", "safetensors", "sglang")
+    versions = examined.version_of
+    for module in (diagnosis, examined):
+        monkeypatch.setattr(module, "version_of", lambda name: None if name in absent else versions(name))
+    monkeypatch.setattr(examined, "visible_gpus", lambda: [])
+    found = {finding.name: finding.status for finding in examined.examine()}
+    assert {name: found[name] for name in absent[:4]} == dict.fromkeys(absent[:4], "missing")
+    assert "fail" not in found.values()
+    assert doctor.main([]) == 0
+
+
 def test_a_machine_that_lacks_nothing(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert problems() == {}
     assert doctor.main([]) == 0

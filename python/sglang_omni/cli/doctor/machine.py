@@ -71,7 +71,8 @@ def _packages() -> list[Finding]:
         wanted = _range_of(name)
         installed = version_of(name)
         if installed is None:
-            found.append(Finding("fail", name, "not installed", install_line("serve")))
+            # No failure: a router needs none of them, and a model says what it needs as it starts.
+            found.append(Finding("missing", name, "not installed", install_line("serve")))
         elif wanted and not _is_in(installed, wanted):
             found.append(
                 Finding("fail", name, f"{installed} is not in {wanted}", f"pip install '{name}{wanted}'")
@@ -128,10 +129,10 @@ def _gpus(gpus: Sequence[Gpu]) -> list[Finding]:
 
 
 def _torch(gpus: Sequence[Gpu]) -> list[Finding]:
+    if version_of("torch") is None:
+        return [Finding("missing", "torch", "not installed", install_line("serve"))]
     if not gpus:
         built_for = diagnosis.torch_cuda_version()
-        if version_of("torch") is None:
-            return diagnosis.torch_findings()
         cuda = "for CPUs" if built_for is None else f"for CUDA {built_for[0]}.{built_for[1]}"
         return [_torch_finding(f"{version_of('torch')}, built {cuda}")]
     if wrong := diagnosis.torch_findings():

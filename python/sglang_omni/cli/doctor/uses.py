@@ -15,7 +15,7 @@ from sglang_omni.packages import DISTRIBUTION, install_line
 USES = {
     "serve": "serve Qwen3-Omni, a language model or a voice",
     "demo": "serve speech-chat, the demo",
-    "realtime": "hear in realtime sessions when a person speaks, and take WebRTC calls",
+    "realtime": "take realtime calls over WebRTC",
     "turns": "hear in realtime sessions when a sentence is over",
     "audio": "hear and record in the terminal",
     "bench": "measure a server with sgl-omni bench",
@@ -24,6 +24,8 @@ USES = {
     "nixl": "send tensors between hosts with NIXL",
     "mooncake": "send tensors between hosts with Mooncake",
 }
+# The packages of an extra itself come first, before those of the extras in it.
+_MOST_NAMED = 3
 _SOUND_CARDS = Path("/proc/asound/cards")
 
 
@@ -32,13 +34,15 @@ def use_findings() -> list[Finding]:
     required = list(importlib.metadata.requires(DISTRIBUTION) or ()) if version_of(DISTRIBUTION) else []
     found = []
     for extra, use in USES.items():
-        packages = sorted(set(packages_of(extra, required)))
+        packages = list(dict.fromkeys(packages_of(extra, required)))
         if not packages:
             continue
         missing = [name for name in packages if version_of(name) is None]
         if missing:
+            named = ", ".join(missing[:_MOST_NAMED])
+            more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
             found.append(
-                Finding("missing", f"to {use}", f"not installed: {', '.join(missing)}", install_line(extra))
+                Finding("missing", f"to {use}", f"not installed: {named}{more}", install_line(extra))
             )
         else:
             found.append(Finding("ok", f"to {use}", "installed"))
@@ -46,12 +50,13 @@ def use_findings() -> list[Finding]:
 
 
 def packages_of(extra: str, required: list[str]) -> Iterator[str]:
-    """The packages of an extra and of the extras in it, as the distribution's metadata lists them.
+    """The packages of an extra, and then of the extras in it, as the distribution's metadata lists them.
 
     Args:
         extra: Its name.
         required: Lines such as ``ray[default]<3,>=2.60 ; extra == 'ray'``.
     """
+    inner: list[str] = []
     for line in required:
         name, _, marker = line.partition(";")
         if not re.search(rf"""extra\s*==\s*['"]{re.escape(extra)}['"]""", marker):
@@ -59,10 +64,11 @@ def packages_of(extra: str, required: list[str]) -> Iterator[str]:
         match = re.match(r"\s*([\w.-]+)\s*(?:\[([\w,-]+)\])?", name)
         assert match is not None
         if match[1] == DISTRIBUTION:
-            for inner in (match[2] or "").split(","):
-                yield from packages_of(inner, required)
+            inner += (match[2] or "").split(",")
         else:
             yield match[1]
+    for other in inner:
+        yield from packages_of(other, required)
 
 
 def _sound() -> list[Finding]:
