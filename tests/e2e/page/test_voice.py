@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from speaking import (
     FRANCE,
@@ -201,3 +203,32 @@ def test_a_recording_can_be_given_up(speak: Speak, question: np.ndarray) -> None
     assert said(page) == []
     assert "input_audio_buffer.commit" not in [event["type"] for event in sent]
     assert sent[-1]["type"] == "input_audio_buffer.clear"
+
+
+NOTE_STATES = """() => {
+  const orb = document.querySelector(".orb");
+  window.states = [];
+  const note = () => window.states.push(orb.dataset.state);
+  new MutationObserver(note).observe(orb, { attributeFilter: ["data-state"] });
+}"""
+
+
+def test_hands_free_shows_who_speaks_and_the_latest_words(speak: Speak, question: np.ndarray) -> None:
+    page = speak(silence(0.5), question)
+    page.set_viewport_size({"width": 360, "height": 740})
+    orb, switch = page.locator(".orb"), page.get_by_role("switch", name="Hands-free")
+    expect(orb).to_be_hidden()
+    page.evaluate(NOTE_STATES)
+    begin_hands_free(page)
+    expect(orb).to_be_visible()
+    expect(page.get_by_text("Hands-free", exact=True)).to_be_visible()
+    expect(page.locator(".caption")).to_contain_text("Paris")
+    expect(page.locator("#status")).to_have_text("Listening. Just speak.")
+    states = [state for state, _ in groupby(page.evaluate("window.states"))]
+    assert states == ["listening", "hearing", "thinking", "speaking", "listening"]
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert Axe().run(page).response["violations"] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    switch.click()
+    expect(orb).to_be_hidden()

@@ -44,7 +44,7 @@ mountLog({
   },
 });
 
-mountVoice({ toolbar: $("voice-tools"), conversation, settings, say });
+mountVoice({ composer: $("composer"), toolbar: $("voice-tools"), conversation, settings, say });
 
 settingsPanel($("settings-form"), settings);
 const SIDE = "(min-width: 70rem)";

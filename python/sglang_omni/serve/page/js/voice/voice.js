@@ -4,6 +4,7 @@ import { el, icon, iconButton } from "../dom.js";
 import { Microphone, whyNoMicrophone } from "./microphone.js";
 import { Player } from "./player.js";
 import { VoiceSession } from "./session.js";
+import { Stage } from "./stage.js";
 
 /* A shorter press is a tap: it begins to listen, and the next one sends. */
 const TAP_MS = 300;
@@ -21,11 +22,11 @@ function button(picture, label, properties) {
   return el("button", { type: "button", ...properties }, icon(picture), label);
 }
 
-/** Adds them to the composer's toolbar. `say(text, { bad })` writes the status line. */
-export function mountVoice({ toolbar, conversation, settings, say }) {
+/** Adds them to the composer and its toolbar. `say(text, { bad })` writes the status line. */
+export function mountVoice({ composer, toolbar, conversation, settings, say }) {
   const voice = new Voice(conversation, settings, say);
+  composer.prepend(voice.stage.element);
   toolbar.append(...voice.elements);
-  return voice;
 }
 
 class Voice {
@@ -33,6 +34,7 @@ class Voice {
   #settings;
   #say;
   #player = new Player();
+  stage;
   #microphone = null;
   #session = null;
   /* "off", "held" or "hands-free". */
@@ -56,6 +58,7 @@ class Voice {
     this.#conversation = conversation;
     this.#settings = settings;
     this.#say = say;
+    this.stage = new Stage(conversation);
     this.#talk.addEventListener("pointerdown", (event) => {
       if (event.button) return;
       this.#talk.setPointerCapture(event.pointerId);
@@ -205,6 +208,7 @@ class Voice {
   }
 
   #take(samples, loudness) {
+    this.stage.loudness = this.#isMuted ? 0 : loudness;
     this.#bars.forEach((bar, index) => bar.classList.toggle("on", loudness * BARS > index));
     if (this.#queue) this.#queue.push(samples);
     else this.#session?.append(samples);
@@ -276,13 +280,16 @@ class Voice {
     this.#handsFree.setAttribute("aria-checked", String(mode === "hands-free"));
     this.#mute.hidden = mode !== "hands-free";
     this.#mute.setAttribute("aria-pressed", "false");
-    this.#level.hidden = mode === "off";
+    this.#level.hidden = mode !== "held";
+    this.stage.state = "listening";
+    this.stage.isOpen = mode === "hands-free";
     this.#show();
   }
 
   #tell(state) {
     if (state === "hearing" && this.#mode === "off") return;
     const isHandsFree = this.#mode === "hands-free";
+    this.stage.state = state;
     const words = {
       listening: isHandsFree ? (this.#isMuted ? MUTED : LISTENING) : "",
       hearing: isHandsFree ? "Listening to you …" : this.#isTapped ? TAPPED : HELD,
