@@ -24,16 +24,16 @@ export class Fleet {
   /**
    * @param told the answer of `fleet`.
    * @param shown the worker whose pipeline is shown.
-   * @param served the worker that has the page's latest request, if it is known.
+   * @param own the page's latest request: { worker, ended }, either null until it is known; null: there was none.
    */
-  show(told, shown, served) {
+  show(told, shown, own) {
     this.#samples.add({ ...told, byId: new Map(told.workers.map((each) => [each.id, each])) }, performance.now() / 1000);
     this.#router.replaceChildren(el("strong", {}, "Router"), el("span", {}, `policy ${told.policy}`),
       el("span", {}, `${told.requests.running} running, ${told.requests.waiting} waiting`), ...cache(told.counts));
     for (const id of this.#cards.keys()) if (!told.workers.some((each) => each.id === id)) this.#cards.delete(id);
     for (const worker of told.workers) {
       if (!this.#cards.has(worker.id)) this.#cards.set(worker.id, this.#card(worker.id));
-      this.#fill(this.#cards.get(worker.id), worker, shown, served);
+      this.#fill(this.#cards.get(worker.id), worker, shown, own);
     }
     const items = [...this.#cards.values()].map(({ item }) => item);
     /* Only if they are others: a button that is put in again loses the focus. */
@@ -49,18 +49,19 @@ export class Fleet {
     return { item: el("li", {}, button), button, lines };
   }
 
-  #fill({ button, lines }, worker, shown, served) {
+  #fill({ button, lines }, worker, shown, own) {
+    const served = worker.id === own?.worker;
     const isDown = ["down", "failing", "hung", "loop"].includes(worker.state);
     const rate = this.#samples.rate((each) => each.byId.get(worker.id)?.requests ?? 0);
     const texts = [
       `Worker ${worker.id}`,
       worker.draining ? "◐ draining" : `${isDown ? "✕" : "●"} ${STATES[worker.state] ?? worker.state}`,
       `${worker.load} at work, ${perSecond(rate)}/s`,
-      worker.id === served ? "has your request" : "",
+      served ? `${own.ended ? "had" : "has"} your request` : "",
     ];
     lines.forEach((line, index) => { line.textContent = texts[index]; });
     button.className = isDown ? "down" : worker.draining ? "draining" : "";
-    button.classList.toggle("served", worker.id === served);
+    button.classList.toggle("served", served);
     button.setAttribute("aria-pressed", String(worker.id === shown));
   }
 }

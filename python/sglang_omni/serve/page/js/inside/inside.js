@@ -120,7 +120,7 @@ class Inside {
     if (fleet) {
       /* A worker that has left shows nothing more. */
       if (!fleet.workers.some((each) => each.id === this.#worker)) this.#worker = fleet.workers[0]?.id;
-      this.#fleet.show(fleet, this.#worker, own?.worker);
+      this.#fleet.show(fleet, this.#worker, own);
       if (this.#worker === undefined) throw new NothingTold("The router has no workers.", true);
     }
     if (this.#drawn !== (this.#worker ?? "server")) {
