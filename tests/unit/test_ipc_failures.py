@@ -17,7 +17,7 @@ import pytest
 from ipc_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw
 from waiting import until
 
-from sglang_omni.pipeline.transport.ipc import sockets as ipc_sockets
+from sglang_omni.pipeline.transport.ipc import listener
 from sglang_omni.pipeline.transport.ipc.sockets import IpcPushSocket
 from sglang_omni.pipeline.transport.ipc.zmtp import frame_header, opening
 from sglang_omni.pipeline.transport.limits import QUEUED_MESSAGES
@@ -218,7 +218,7 @@ async def test_without_descriptors_to_spare_accepting_waits_and_goes_on(
         await asyncio.sleep(0.1)
         assert os.strerror(errno.EMFILE) in caplog.text
         # It does not spin.
-        assert len(caplog.records) <= 1 + (time.monotonic() - began) / ipc_sockets._ACCEPT_PAUSE_S
+        assert len(caplog.records) <= 1 + (time.monotonic() - began) / listener._ACCEPT_PAUSE_S
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert await pull.until(1) == [b"hi"]

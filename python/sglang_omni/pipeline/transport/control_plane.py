@@ -18,6 +18,7 @@ import zmq
 
 from sglang_omni.pipeline.transport.base import ControlPlaneClosed, Deliver, Receiver, Sender
 from sglang_omni.pipeline.transport.ipc.address import SCHEME as IPC
+from sglang_omni.pipeline.transport.ipc.publishing import IpcPublisher, IpcSubscriber
 from sglang_omni.pipeline.transport.ipc.sockets import IpcPullSocket, IpcPushSocket
 from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.pipeline.transport.limits import READ_AHEAD
@@ -182,7 +183,14 @@ def _connect(keys: RunKeys | None, endpoint: str, on_lost: OnLost | None = None)
     return TcpPushSocket(endpoint, keys, on_lost) if endpoint.startswith(TCP) else ZmqSender(endpoint)
 
 
+def _publish(keys: RunKeys | None, endpoint: str) -> Publisher | IpcPublisher:
+    """What publishes aborts at ``endpoint``. Raises ValueError, OSError or zmq.ZMQError if it cannot."""
+    return IpcPublisher(endpoint) if endpoint.startswith(IPC) else Publisher(endpoint, keys)
+
+
 def _subscribe(keys: RunKeys | None, endpoint: str, deliver: Deliver) -> Receiver:
+    if endpoint.startswith(IPC):
+        return IpcSubscriber(endpoint, deliver)
     socket = zmq_socket(zmq.SUB)
     socket.subscribe(b"")
     if endpoint.startswith(TCP):
@@ -378,7 +386,7 @@ class CoordinatorControlPlane(_ControlPlane):
         super().__init__("the coordinator", completion_endpoint, host_address, keys)
         self.completion_endpoint = completion_endpoint
         self.abort_endpoint = abort_endpoint
-        self._publishers: list[Publisher] = []
+        self._publishers: list[Publisher | IpcPublisher] = []
 
     @property
     def tcp_endpoints(self) -> dict[str, str]:
@@ -397,7 +405,7 @@ class CoordinatorControlPlane(_ControlPlane):
             return
         self._start_reader()
         for endpoint in (self.abort_endpoint, *self._host_endpoints()):
-            self._publishers.append(Publisher(endpoint, self._keys))
+            self._publishers.append(_publish(self._keys, endpoint))
 
     def broadcast_abort(self, message: AbortMessage) -> None:
         """Sends to every stage, and again to those that connect later; never blocks."""

@@ -1,4 +1,8 @@
-"""Publishes aborts: never blocks, and repeats the latest ones to processes that subscribe late."""
+"""Publishes aborts over ``tcp://`` and within a process, by libzmq.
+
+Not over ``ipc://``, where libzmq ends the process if it lacks a descriptor for a connection; over ``tcp://``
+it goes on, and encrypts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,9 @@ from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
 
 
 class Publisher:
-    """Binds ``endpoint`` and sends to all of its subscribers.
+    """Binds ``endpoint`` and sends to all of its subscribers; never blocks.
+
+    It repeats the latest messages to those that subscribe late.
 
     Attributes:
         endpoint: Where it is bound.

@@ -8,44 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-import stat
 from collections import deque
 from itertools import islice
 
 from sglang_omni.pipeline.transport.base import ControlPlaneClosed, Deliver
 from sglang_omni.pipeline.transport.ipc.address import socket_path
+from sglang_omni.pipeline.transport.ipc.listener import IpcListener
+from sglang_omni.pipeline.transport.ipc.reconnecting import Reconnecting
 from sglang_omni.pipeline.transport.ipc.zmtp import Parser, ZmtpError, frame_header, opening
 from sglang_omni.pipeline.transport.limits import (
     BATCH,
     FIRST_RETRY_S,
-    LONGEST_RETRY_S,
     QUEUED_BYTES,
     QUEUED_MESSAGES,
 )
 from sglang_omni.pipeline.transport.send_queue import Linger, WaitingSenders
-from sglang_omni.supervision.forks import own
 
 logger = logging.getLogger(__name__)
 
 # Frames written at a time; the kernel takes many more (IOV_MAX).
 _WRITE_FRAMES = 64
-# Errors of a peer that is not there, or that is starting.
-_NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
-
 # A header and a body, never joined: the body may be large.
 _Frame = tuple[bytes, bytes]
 
 # Bytes read from a connection at a time; and while a longer message is incomplete.
 _READ_SIZE = 128 << 10
 _LONGEST_READ = 1 << 20
-_WAITING_CONNECTIONS = 128
-# Seconds that new connections wait if there is no descriptor or memory for them.
-_ACCEPT_PAUSE_S = 0.25
 
 
-class IpcPushSocket:
+class IpcPushSocket(Reconnecting):
     """Connects to ``endpoint`` and sends; a ``Sender``.
 
     While the peer is away, messages are queued and attempts to reach it go on. When it is back, every
@@ -57,20 +49,13 @@ class IpcPushSocket:
     """
 
     def __init__(self, endpoint: str) -> None:
-        self._path = socket_path(endpoint)
-        self._loop = asyncio.get_running_loop()
+        super().__init__(endpoint, "PUSH")
         # Frames in order, their bytes in all, and the bytes of the first that have left.
         self._queue: deque[_Frame] = deque()
         self._queued_bytes = 0
         self._sent = 0
         self._waiting: WaitingSenders[_Frame] = WaitingSenders()
-        self._sock: socket.socket | None = None
-        self._parser = Parser("PUSH")
-        self._ready = False
         self._writing = False
-        self._retry: asyncio.TimerHandle | None = None
-        self._retry_s = FIRST_RETRY_S
-        self._complained = False
         self._closed = False
         self._linger = Linger()
         self._connect()
@@ -114,90 +99,30 @@ class IpcPushSocket:
                 "%d messages to %s have not left before it was closed", len(self._queue), self._path
             )
             self._queue.clear()
-        if self._retry is not None:
-            self._retry.cancel()
+        self._stop_trying()
         self._disconnect()
 
     # --- connection -------------------------------------------------------------------------------
 
-    def _connect(self) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
-        try:
-            sock = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        except OSError as exc:
-            self._complain(exc)
-            self._connect_later()
-            return
-        try:
-            sock.setblocking(False)
-            sock.connect(self._path)
-            sock.send(opening("PUSH"))
-        except OSError as exc:
-            sock.close()
-            if not isinstance(exc, _NOT_THERE):
-                self._complain(exc)
-            self._connect_later()
-            return
-        self._sock = sock
-        self._parser = Parser("PUSH")
-        self._loop.add_reader(sock, self._read)
-
-    def _connect_later(self) -> None:
-        self._retry = self._loop.call_later(self._retry_s, self._connect)
-        self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
-
-    def _complain(self, reason: Exception) -> None:
-        """Logs the reason, once until a connection works."""
-        if not self._complained:
-            self._complained = True
-            logger.warning("Cannot send to %s, and goes on trying: %s", self._path, reason)
-
     def _disconnect(self) -> None:
-        if self._sock is not None:
-            self._loop.remove_reader(self._sock)
-            if self._writing:
-                self._loop.remove_writer(self._sock)
-            self._sock.close()
-            self._sock = None
-        self._ready = self._writing = False
+        if self._writing and self._sock is not None:
+            self._loop.remove_writer(self._sock)
+        super()._disconnect()
+        self._writing = False
         self._sent = 0
 
     def _lose(self) -> None:
         """Handles the end of the connection."""
-        self._disconnect()
         if self._closed:
+            self._disconnect()
             self._leave()
         else:
-            self._connect_later()
+            super()._lose()
 
-    def _read(self) -> None:
-        """Reads the peer's handshake, and later its end."""
-        assert self._sock is not None
-        try:
-            data = self._sock.recv(4096)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._lose()
-            return
-        self._parser.feed(data)
-        try:
-            while self._parser.next_message() is not None:
-                pass  # a PULL socket has nothing to say
-        except ZmtpError as exc:
-            self._complain(exc)
-            self._lose()
-            return
-        if self._parser.ready and not self._ready:
-            self._ready, self._complained = True, False
-            self._retry_s = FIRST_RETRY_S
-            if self._queue:
-                self._watch_writable()
-                self._flush()
+    def _on_ready(self) -> None:
+        if self._queue:
+            self._watch_writable()
+            self._flush()
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -292,14 +217,7 @@ class IpcPullSocket:
         self._turn_is_coming = False
         self._paused = False
         self._closed = False
-        self._listener = own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        try:
-            self._listener.setblocking(False)
-            self._bind()
-        except OSError:
-            self._listener.close()
-            raise
-        self._loop.add_reader(self._listener, self._accept)
+        self._listener = IpcListener(self._path, self._take)
 
     def pause(self) -> None:
         self._paused = True
@@ -313,54 +231,20 @@ class IpcPullSocket:
         if self._closed:
             return
         self._closed = True
-        self._loop.remove_reader(self._listener)
         self._listener.close()
-        try:
-            if _identity(self._path) == self._file:
-                os.unlink(self._path)
-        except FileNotFoundError:
-            pass
         for peer in list(self._peers):
             self._drop(peer)
 
     # --- connections ------------------------------------------------------------------------------
 
-    def _bind(self) -> None:
-        """Binds in place of an earlier socket: a killed process leaves its file behind."""
+    def _take(self, sock: socket.socket) -> None:
+        peer = _Peer(sock)
+        self._peers.add(peer)
+        self._loop.add_reader(sock, self._read, peer)
         try:
-            if stat.S_ISSOCK(os.stat(self._path).st_mode):
-                os.unlink(self._path)
-        except FileNotFoundError:
-            pass
-        self._listener.bind(self._path)
-        self._file = _identity(self._path)
-        self._listener.listen(_WAITING_CONNECTIONS)
-
-    def _accept(self) -> None:
-        for _ in range(_WAITING_CONNECTIONS):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionAbortedError:
-                continue  # the peer has left already
-            except OSError as exc:
-                logger.error("%s takes no connections for %g s: %s", self._path, _ACCEPT_PAUSE_S, exc)
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(_ACCEPT_PAUSE_S, self._accept_again)
-                return
-            own(sock).setblocking(False)
-            peer = _Peer(sock)
-            self._peers.add(peer)
-            self._loop.add_reader(sock, self._read, peer)
-            try:
-                sock.send(opening("PULL"))
-            except OSError:
-                self._drop(peer)
-
-    def _accept_again(self) -> None:
-        if not self._closed:
-            self._loop.add_reader(self._listener, self._accept)
+            sock.send(opening("PULL"))
+        except OSError:
+            self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
         if peer.watched:
@@ -446,8 +330,3 @@ class IpcPullSocket:
             self._receive(peer)
         if self._due:
             self._give_turn_soon()
-
-
-def _identity(path: str) -> tuple[int, int]:
-    status = os.stat(path)
-    return status.st_dev, status.st_ino

@@ -14,7 +14,7 @@ from typing import Literal
 
 logger = logging.getLogger(__name__)
 
-SocketType = Literal["PUSH", "PULL"]
+SocketType = Literal["PUSH", "PULL", "PUB", "SUB"]
 
 # Bits of a frame's flags.
 MORE, LONG, COMMAND = 1, 2, 4
@@ -27,7 +27,7 @@ _GREETING_SIZE = 64
 # Signature, version 3.0, mechanism, as-server, filler.
 GREETING = (_SIGNATURE + b"\x03\x00" + _MECHANISM).ljust(_GREETING_SIZE, b"\0")
 
-_PEER_OF: dict[SocketType, bytes] = {"PUSH": b"PULL", "PULL": b"PUSH"}
+_PEER_OF: dict[SocketType, bytes] = {"PUSH": b"PULL", "PULL": b"PUSH", "PUB": b"SUB", "SUB": b"PUB"}
 
 
 class ZmtpError(ValueError):
@@ -54,7 +54,7 @@ def _property(name: bytes, value: bytes) -> bytes:
 class Parser:
     """Parses what one peer sends: ``feed`` it bytes as they come, then take out all messages.
 
-    Commands after the handshake have no meaning between PUSH and PULL and are skipped.
+    Commands after the handshake have no meaning between sockets of these types and are skipped.
 
     Args:
         socket_type: The type of the socket at this end.
