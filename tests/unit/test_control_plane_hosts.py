@@ -217,6 +217,8 @@ async def test_a_request_whose_message_to_a_stage_is_lost_fails() -> None:
         one.stage._lose("t", message, "no peer was reached")
         failure = await one.failure()
         assert (failure.request_id, failure.error) == ("r", "sending to 't' failed: no peer was reached")
+        assert failure.error_info is not None
+        assert failure.error_info["status"] == 503
         await one.still_works()
 
 

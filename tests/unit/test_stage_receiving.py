@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from queue import Queue
 from typing import Any
 
@@ -23,6 +24,7 @@ from sglang_omni.proto import (
     SubmitMessage,
 )
 from sglang_omni.relay.base import create_relay
+from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox
 
 
@@ -92,6 +94,33 @@ async def test_an_unreadable_payload_fails_its_request_alone() -> None:
         assert str(failure.error).startswith("relay read failed: ")
         assert "r" in cleaned
         await one.still_works()
+
+
+async def test_a_payload_whose_sender_is_gone_is_no_fault_of_the_request() -> None:
+    """The reader may know before the coordinator that the sender's process, or host, has died."""
+    async with harness() as one:
+        sender = Sender(one)
+        metadata, _ = await relay_io.write_payload(sender.relay, "r", payload("r", np.zeros(100_000)))
+        sender.relay.cleanup("r")
+        one.control_plane.work.put_nowait(DataReadyMessage("r", "up", "s", metadata))
+        failure = await one.failure()
+        assert str(failure.error).startswith("relay read failed: RelayReadError")
+        assert failure.error_info is not None
+        assert failure.error_info["status"] == 503
+        sender.relay.close()
+
+
+async def test_a_stage_that_lacks_descriptors_is_no_fault_of_the_request() -> None:
+    async with harness() as one:
+        sender = Sender(one)
+        await sender.payload("r")
+        await asyncio.to_thread(one.scheduler.inbox.get)
+        one.scheduler.outbox.put(OutgoingMessage("r", "error", OSError(errno.EMFILE, "Too many open files")))
+        failure = await one.failure()
+        assert failure.error == "OSError: [Errno 24] Too many open files"
+        assert failure.error_info is not None
+        assert failure.error_info["status"] == 503
+        sender.relay.close()
 
 
 async def test_an_entry_message_without_a_payload_fails_its_request_alone() -> None:

@@ -20,6 +20,7 @@ from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChun
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.pipeline.stage.edges.relayed import read_item
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
+from sglang_omni.pipeline.stage.failures import transfer_failure
 from sglang_omni.pipeline.stage.input import InputHandler
 from sglang_omni.pipeline.stage.requests import RequestTable
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
@@ -136,7 +137,7 @@ class Incoming:
             item = await read_item(relay, message)
         except Exception as exc:  # noqa: BLE001  whatever the bytes hold, it is that request's failure
             self._relays.cleanup(request_id)
-            self._fail(request_id, f"relay read failed: {error_text(exc)}")
+            self._fail(request_id, transfer_failure("relay read", exc))
             return
         self.accept(item)
 
@@ -327,8 +328,3 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
     # The scheduler may take its last messages after everything else has ended.
     if not loop.is_closed():
         loop.call_soon_threadsafe(callback)
-
-
-def error_text(exc: BaseException) -> str:
-    """An exception's type and text, as a request's error says it."""
-    return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__

@@ -18,9 +18,10 @@ from sglang_omni.pipeline.stage.edges.local import LocalEdge, LocalStageDispatch
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, TargetEndpoints
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
+from sglang_omni.pipeline.stage.failures import transfer_failure
 from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestRecord, RequestTable
-from sglang_omni.proto import SHORTAGES, Replicas, StagePayload, Unavailable
-from sglang_omni.relay.base import Relay, RelayOperation, RelayTimeout
+from sglang_omni.proto import Replicas, StagePayload
+from sglang_omni.relay.base import Relay, RelayOperation
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.queues import Outbox
 
@@ -348,9 +349,7 @@ class Outgoing:
                 self._relays.cleanup(item.request_id)
 
     def _fail_sending(self, request_id: str, target: str, exc: Exception) -> None:
-        text = f"sending to {target!r} failed: {type(exc).__name__}: {exc}"
-        is_shortage = isinstance(exc, RelayTimeout) or getattr(exc, "errno", None) in SHORTAGES
-        self._fail(request_id, Unavailable(text) if is_shortage else text)
+        self._fail(request_id, transfer_failure(f"sending to {target!r}", exc))
 
     def _watch_put(self, target: str) -> Callable[[str, str, RelayOperation, Relay], None]:
         """Waits for the puts of an edge beside its queue, so that an unread one does not hold up the next."""

@@ -20,7 +20,8 @@ from sglang_omni.pipeline.stage.edges.coordinator import CoordinatorEdge
 from sglang_omni.pipeline.stage.edges.edge import End, Item
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
-from sglang_omni.pipeline.stage.incoming import Incoming, error_text
+from sglang_omni.pipeline.stage.failures import error_text, is_shortage
+from sglang_omni.pipeline.stage.incoming import Incoming
 from sglang_omni.pipeline.stage.input import DirectInput, InputHandler
 from sglang_omni.pipeline.stage.outgoing import GetNextFn, GetStreamDoneTargetsFn, Outgoing, ProjectFn
 from sglang_omni.pipeline.stage.profiler import StageProfiler
@@ -294,7 +295,7 @@ class Stage:
 
     def _lose(self, target: str, message: Message, reason: str) -> None:
         if isinstance(message, DataReadyMessage):
-            self._fail(message.request_id, f"sending to {target!r} failed: {reason}")
+            self._fail(message.request_id, Unavailable(f"sending to {target!r} failed: {reason}"))
 
     def _fail(self, request_id: str, error: object) -> None:
         """Ends the request here and tells the coordinator, which ends it everywhere.
@@ -307,6 +308,8 @@ class Stage:
             info = error.to_dict()
         elif isinstance(error, BaseException):
             logger.error("Stage %s: request %s failed", self.name, request_id, exc_info=error)
+            if is_shortage(error):
+                info = Unavailable(error_text(error)).to_dict()
             error = error_text(error)
         if self._requests.is_dropped(request_id):
             return
