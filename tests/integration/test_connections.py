@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -227,6 +228,32 @@ async def test_one_with_a_request_is_not_closed_for_another() -> None:
             await reader.readuntil(b"0123456789")
         # They have none now: one of them makes room.
         await waiting.readuntil(b"0123456789")
+
+
+UNREADABLE = {
+    "garbage": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    "two lengths": b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+    "no host": b"GET /echo HTTP/1.1\r\n\r\n",
+    "a chunk without a length": HEAD.replace(b"content-length: 10", b"transfer-encoding: chunked")
+    + b"\r\nzz\r\n",
+}
+
+
+@pytest.mark.parametrize("said", UNREADABLE.values(), ids=UNREADABLE.keys())
+async def test_what_cannot_be_read_is_told_in_the_words_of_every_error(said: bytes) -> None:
+    async with served() as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        head, _, body = (await ended(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n")
+        error = json.loads(body)["error"]
+        assert error == {
+            "message": "the request is not valid HTTP/1.1",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "invalid_http",
+        }
+        writer.close()
 
 
 async def test_requests_in_a_row_on_one_connection() -> None:

@@ -7,6 +7,7 @@ and gives its place to another, once it has been computed.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import resource
@@ -21,6 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from sglang_omni.serve.api.errors import error_body
+
 logger = logging.getLogger(__name__)
 
 # Descriptors for the start of a stage, for uploads, and for other files that are opened later.
@@ -30,6 +33,7 @@ _MOST_DESCRIPTORS = 65_536
 _FEWEST_CONNECTIONS = 16
 # A younger connection may be about to send its request.
 _YOUNG_S = 0.5
+_UNREADABLE = "the request is not valid HTTP/1.1"  # as the router says it
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,18 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
     def handle_websocket_upgrade(self, *head: Any) -> None:
         self.ws_protocol_class = partial(Upgraded, self)
         super().handle_websocket_upgrade(*head)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be read; uvicorn would do so in plain text."""
+        is_answering = self.cycle is not None and self.cycle.response_started
+        if not is_answering or self.cycle.response_complete:
+            body = json.dumps(error_body(_UNREADABLE, 400, code="invalid_http")).encode()
+            head = (
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            )
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
+        # In the midst of an answer nothing else can be said.
+        self.close()
 
     @property
     def unread(self) -> int:
