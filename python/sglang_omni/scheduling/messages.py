@@ -54,7 +54,14 @@ class Scheduler(Protocol):
 
     def stop(self) -> None: ...
 
-    def abort(self, request_id: str) -> None: ...
+    def abort(self, request_id: str) -> None:
+        """Drops a request, if it is known.
+
+        The stage calls it in its event loop's thread, at any time. Messages of the request that wait in
+        ``inbox`` already still come after it, a ``new_request`` too: a scheduler that keeps anything for a
+        request remembers the latest aborted ids (``RecentIds``), and drops what comes of them.
+        """
+        ...
 
 
 @runtime_checkable
