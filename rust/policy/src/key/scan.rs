@@ -29,22 +29,34 @@ const ADAPTER: u8 = 0x1f;
 /// Stands before a salt, which keeps a prompt apart from equal ones in caches.
 const SALT: u8 = 0x1c;
 
+/// Stands before what a chat template is told beside the conversation, each followed by its place in `SETTINGS`.
+const SETTING: u8 = 0x1b;
+/// Fields that change how a conversation is written, mostly in its first tokens.
+const SETTINGS: [&[u8]; 4] = [
+    b"chat_template_kwargs",
+    b"reasoning_effort",
+    b"reasoning",
+    b"tool_choice",
+];
+
 /// The places of a prompt's parts in a body, in the order in which a model sees them.
 #[derive(Default)]
 struct Parts<'a> {
     adapter: &'a [u8],
+    settings: [&'a [u8]; SETTINGS.len()],
     salt: &'a [u8],
     /// The response that this one follows: the prompt begins with a conversation that is not in the body.
     previous: &'a [u8],
     system: Option<Cursor<'a>>,
     tools: &'a [u8],
+    documents: &'a [u8],
     media: [Option<Cursor<'a>>; 3],
     prompt: Option<Cursor<'a>>,
 }
 
 /// Appends to `key` the text that a model would see, first to last, whatever the order of the fields: the cache
-/// salt, the adapter, the system prompt and tools, a hash of each medium, then the prompt, or each message's role
-/// and content. Reads bodies of OpenAI's APIs, Anthropic's, and SGLang's `/generate`.
+/// salt, what the template is told, the adapter, the system prompt, tools and documents, a hash of each medium, then
+/// the prompt, or each message's role and content. A system message that begins the messages is the system prompt. Reads bodies of OpenAI's APIs, Anthropic's, and SGLang's `/generate`.
 pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
     let mut found = Scan::default();
     let mut parts = Parts::default();
@@ -80,8 +92,14 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
                     _ => {}
                 }
                 let value = cursor.skip()?;
-                if name == b"tools" {
-                    parts.tools = value;
+                match name {
+                    b"tools" => parts.tools = value,
+                    b"documents" => parts.documents = value,
+                    _ => {
+                        if let Some(place) = SETTINGS.iter().position(|&known| known == name) {
+                            parts.settings[place] = value;
+                        }
+                    }
                 }
             }
         }
@@ -119,49 +137,86 @@ impl Parts<'_> {
         let mut writer = Writer {
             key,
             has_media: false,
+            after_system: Some(AfterSystem {
+                tools: self.tools,
+                documents: self.documents,
+                media: self.media,
+            }),
         };
-        let signed = [
-            (SALT, self.salt),
-            (SALT, self.previous),
-            (ADAPTER, self.adapter),
-        ];
-        for (sign, value) in signed {
-            if is_set(value) {
-                writer.key.push(sign);
+        for salt in [self.salt, self.previous] {
+            if is_set(salt) {
+                writer.key.push(SALT);
+                writer.key.extend_from_slice(salt);
+            }
+        }
+        for (place, value) in (b'0'..).zip(self.settings) {
+            // "auto" is what counts if there is no choice.
+            if is_set(value) && value != b"\"auto\"" {
+                writer.key.extend_from_slice(&[SETTING, place]);
                 writer.key.extend_from_slice(value);
             }
+        }
+        if is_set(self.adapter) {
+            writer.key.push(ADAPTER);
+            writer.key.extend_from_slice(self.adapter);
         }
         if let Some(mut system) = self.system {
             writer.key.push(MESSAGE);
             let _ = writer.content(&mut system);
-        }
-        writer.key.extend_from_slice(self.tools);
-        for mut media in self.media.into_iter().flatten() {
-            let before = writer.key.len();
-            let _ = media::push_all(writer.key, &mut media);
-            writer.has_media |= writer.key.len() > before;
+            writer.end_system();
         }
         if let Some(mut prompt) = self.prompt {
             let _ = writer.prompt(&mut prompt);
         }
+        writer.end_system();
         writer.has_media
     }
 }
 
-struct Writer<'k> {
-    key: &'k mut Vec<u8>,
-    has_media: bool,
+/// What stands between the system prompt and the conversation.
+struct AfterSystem<'a> {
+    tools: &'a [u8],
+    documents: &'a [u8],
+    media: [Option<Cursor<'a>>; 3],
 }
 
-impl Writer<'_> {
+struct Writer<'k, 'a> {
+    key: &'k mut Vec<u8>,
+    has_media: bool,
+    /// None once it is written.
+    after_system: Option<AfterSystem<'a>>,
+}
+
+impl Writer<'_, '_> {
+    /// Appends what follows the system prompt, once.
+    fn end_system(&mut self) {
+        let Some(rest) = self.after_system.take() else {
+            return;
+        };
+        self.key.extend_from_slice(rest.tools);
+        if is_set(rest.documents) {
+            self.key.extend_from_slice(rest.documents);
+        }
+        for mut media in rest.media.into_iter().flatten() {
+            let before = self.key.len();
+            let _ = media::push_all(self.key, &mut media);
+            self.has_media |= self.key.len() > before;
+        }
+    }
+
     /// Appends a prompt: a string, several, token ids, or messages.
     fn prompt(&mut self, cursor: &mut Cursor<'_>) -> Option<()> {
-        match cursor.peek()? {
+        let first = cursor.peek()?;
+        if first != b'[' || cursor.holds_numbers() {
+            self.end_system();
+        }
+        match first {
             b'"' => self.key.extend_from_slice(cursor.string_or_skip()?),
             b'[' if cursor.holds_numbers() => self.token_ids(cursor.skip()?),
             b'[' => cursor.array(|cursor| match cursor.peek()? {
                 b'{' => self.message(cursor),
                 _ => {
+                    self.end_system();
                     self.key.push(MESSAGE);
                     self.key.extend_from_slice(cursor.string_or_skip()?);
                     Some(())
@@ -204,6 +259,10 @@ impl Writer<'_> {
             }
             Some(())
         });
+        let is_system = matches!(role, b"system" | b"developer");
+        if !is_system {
+            self.end_system();
+        }
         self.key.push(MESSAGE);
         self.key
             .extend_from_slice(role.get(..1).unwrap_or_default());
@@ -211,6 +270,9 @@ impl Writer<'_> {
             self.content(&mut content)?;
         }
         self.key.extend_from_slice(calls);
+        if is_system {
+            self.end_system();
+        }
         end
     }
 
@@ -321,6 +383,46 @@ mod tests {
         let (before, after) = key.split_once('\u{1d}').unwrap();
         assert_eq!(before, "\u{1f}\"ad\"|S[{\"name\":\"t\"}]");
         assert_eq!(&after[16..], "|uQ");
+    }
+
+    #[test]
+    fn tools_stand_behind_the_system_message_as_in_templates() {
+        let ask = |role: &str, tool: &str| {
+            key(&format!(
+                r#"{{"tools":[{tool}],"documents":["d"],"messages":[{{"role":"{role}","content":"S"}},{{"role":"user","content":"Q"}}]}}"#
+            ))
+        };
+        assert_eq!(ask("system", "1"), "|sS[1][\"d\"]|uQ");
+        assert_eq!(ask("developer", "2"), "|dS[2][\"d\"]|uQ");
+        assert_eq!(ask("user", "1"), "[1][\"d\"]|uS|uQ");
+        assert_eq!(key(r#"{"tools":[1],"prompt":"p"}"#), "[1]p");
+        assert_eq!(key(r#"{"tools":[1],"prompt":[1, 2]}"#), "[1][1,2]");
+        assert_eq!(key(r#"{"tools":[1]}"#), "[1]");
+    }
+
+    #[test]
+    fn what_a_template_is_told_keeps_prompts_apart() {
+        let ask = |field: &str| key(&format!(r#"{{{field}"prompt":"p"}}"#));
+        let plain = ["", r#""tool_choice":"auto","#, r#""reasoning":null,"#];
+        assert!(plain.iter().all(|field| ask(field) == "p"));
+        let mut keys = std::collections::BTreeSet::new();
+        for field in [
+            r#""chat_template_kwargs":{"enable_thinking":false},"#,
+            r#""chat_template_kwargs":{"enable_thinking":true},"#,
+            r#""reasoning_effort":"low","#,
+            r#""reasoning_effort":"high","#,
+            r#""reasoning":{"effort":"high"},"#,
+            r#""tool_choice":"none","#,
+            r#""tool_choice":"required","#,
+            r#""documents":["d"],"#,
+        ] {
+            let found = ask(field);
+            assert!(found.len() > 1 && found.ends_with('p'), "{found}");
+            assert!(keys.insert(found), "{field}");
+        }
+        // Whatever their order in the body.
+        let (one, two) = (r#""tool_choice":"none","#, r#""reasoning_effort":"low","#);
+        assert_eq!(ask(&format!("{one}{two}")), ask(&format!("{two}{one}")));
     }
 
     #[test]
