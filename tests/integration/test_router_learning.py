@@ -201,7 +201,8 @@ async def test_a_worker_that_has_lost_its_cache_loses_its_part_of_the_tree() -> 
             await ask(url, f"{prompt} " + "x" * 2000)
 
         await comes_to(1, metric, url, "tree_corrections_total")
-        assert await metric(url, "tree_bytes") < 15_000
+        # Two misses may be two clients' own doing: they cost half of what is known.
+        assert 15_000 < await metric(url, "tree_bytes") < 26_000
 
 
 async def test_other_policies_do_not_look_at_answers() -> None:

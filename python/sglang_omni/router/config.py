@@ -109,7 +109,8 @@ class RouterConfig:
     max_tree_size: int = option(
         16777216,
         ROUTING,
-        "cache_aware: memory for the prompts that each worker has seen; a quarter more for those in flight",
+        "cache_aware: memory for the prompts that each worker has seen; a quarter more for those in flight. "
+        "All workers share 1 GiB, or this if it is more",
         metavar="BYTES",
     )
 

@@ -8,6 +8,7 @@ mod tests;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard};
+use std::thread;
 
 pub use balance::Tuning;
 
@@ -21,6 +22,12 @@ use crate::{
 
 /// Prompts on their way may take this part of `max_tree_size` in addition: one in four.
 const PENDING_PART: usize = 4;
+
+/// Memory that the trees of all workers share, prompts on their way aside. One worker may always have `max_tree_size`.
+const ALL_TREES: usize = 1 << 30;
+
+/// How many nodes are forgotten in one hold of the lock: a fraction of a millisecond.
+const NODES_A_HOLD: usize = 128;
 
 /// The least part of a prompt that a worker must have known for its usage to show a loss. Caches hold whole
 /// blocks, some of a hundred tokens and more: of a shorter part, nothing may be cached at all.
@@ -42,7 +49,9 @@ pub struct CacheAware {
     cache_threshold: f64,
     balance_abs_threshold: usize,
     balance_rel_threshold: f64,
-    limits: TextLimits,
+    /// Bytes of memory for one worker's tree, and for all together.
+    max_tree_size: usize,
+    max_all_trees: usize,
     tuning: Tuning,
     state: Mutex<State>,
     counters: Counters,
@@ -53,6 +62,8 @@ struct State {
     tree: PrefixTree,
     balance: Balance,
     suspects: Suspects,
+    /// How many workers the fleet has, as far as is known.
+    workers: usize,
     /// Bytes of the current text that each worker knows, by slot; valid for candidates only.
     known: Vec<usize>,
     path: Path,
@@ -69,10 +80,8 @@ impl CacheAware {
             cache_threshold: settings.cache_threshold,
             balance_abs_threshold: settings.balance_abs_threshold,
             balance_rel_threshold: settings.balance_rel_threshold,
-            limits: TextLimits {
-                kept: settings.max_tree_size,
-                pending: settings.max_tree_size / PENDING_PART,
-            },
+            max_tree_size: settings.max_tree_size,
+            max_all_trees: settings.max_tree_size.max(ALL_TREES),
             tuning,
             state: Mutex::default(),
             counters: Counters::default(),
@@ -87,6 +96,15 @@ impl CacheAware {
             self.state.clear_poison();
             state
         })
+    }
+
+    /// The limits of each of so many workers.
+    fn limits(&self, workers: usize) -> TextLimits {
+        let kept = self.max_tree_size.min(self.max_all_trees / workers.max(1));
+        TextLimits {
+            kept,
+            pending: kept / PENDING_PART,
+        }
     }
 
     fn is_imbalanced(&self, shortest: usize, longest: usize) -> bool {
@@ -155,6 +173,7 @@ impl Policy for CacheAware {
         let mut state = self.state();
         let state = &mut *state;
         state.balance.waits(text.len());
+        state.workers = state.workers.max(candidates.len());
         let is_imbalanced = state.balance.penalties(
             &self.tuning,
             candidates,
@@ -176,9 +195,10 @@ impl Policy for CacheAware {
             .picked(text.len(), known, is_imbalanced, is_warm && known < most);
         state.balance.count(&self.tuning, candidates, worker);
         let seen = self.expected(state, worker, known, request);
+        let limits = self.limits(state.workers);
         let claim = state
             .tree
-            .claim(model, text, &state.path, worker.slot, self.limits);
+            .claim(model, text, &state.path, worker.slot, limits);
         let receipt = Receipt {
             claim: Some(claim),
             slot: worker.slot,
@@ -232,17 +252,19 @@ impl Policy for CacheAware {
         let mut state = self.state();
         let is_there = |slot: u32| slots.contains(&slot);
         state.balance.retain(is_there);
+        state.workers = slots.len();
+        let limits = self.limits(slots.len());
         let known: Vec<u32> = state.tree.workers().collect();
+        drop(state);
         for slot in known {
-            let limit = if is_there(slot) { self.limits.kept } else { 0 };
-            state.tree.shrink(slot, limit);
+            let limit = if is_there(slot) { limits.kept } else { 0 };
+            self.shrink(slot, limit);
         }
     }
 
     fn forget(&self, slot: u32) {
-        let mut state = self.state();
-        state.tree.shrink(slot, 0);
-        state.suspects.forget(slot);
+        self.shrink(slot, 0);
+        self.state().suspects.forget(slot);
     }
 
     fn metrics(&self) -> Vec<Metric> {
@@ -251,6 +273,14 @@ impl Policy for CacheAware {
 }
 
 impl CacheAware {
+    /// Forgets a worker's text down to the limit, a little in each hold of the lock: requests choose their workers in
+    /// between.
+    fn shrink(&self, slot: u32, limit: usize) {
+        while !self.state().tree.shrink_some(slot, limit, NODES_A_HOLD) {
+            thread::yield_now();
+        }
+    }
+
     fn settle(&self, receipt: Receipt, is_answered: bool) {
         let Some(claim) = receipt.claim else {
             return;
@@ -259,7 +289,8 @@ impl CacheAware {
         state.balance.settled(receipt.text as usize, is_answered);
         match is_answered {
             true => {
-                state.tree.keep(claim, self.limits);
+                let limits = self.limits(state.workers);
+                state.tree.keep(claim, limits);
             }
             false => state.tree.withdraw(claim),
         }

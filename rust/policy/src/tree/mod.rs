@@ -84,7 +84,7 @@ pub type Path = Vec<(u32, usize)>;
 #[derive(Clone, Copy, Debug)]
 pub struct TextLimits {
     pub kept: usize,
-    /// For text that is claimed and not kept.
+    /// For text that is claimed and not kept, beside what kept text leaves free of its own.
     pub pending: usize,
 }
 
@@ -128,10 +128,11 @@ impl PrefixTree {
         link.is_kept().then_some(link.used)
     }
 
-    /// Forgets the text that a worker has not seen since `stamp`.
+    /// Forgets the text that a worker has not seen since `stamp`, the oldest first, down to half of all.
     pub fn forget_unused_since(&mut self, worker: u32, stamp: Stamp) {
-        let now = self.now(worker);
-        while let Some(oldest) = self.oldest(worker)
+        let (now, half) = (self.now(worker), self.bytes(worker) / 2);
+        while self.bytes(worker) > half
+            && let Some(oldest) = self.oldest(worker)
             && now.since(self.links[oldest as usize].used) >= now.since(stamp)
         {
             self.forget(oldest);
@@ -162,8 +163,8 @@ impl PrefixTree {
     }
 
     /// Claims that `worker` is about to see `text`, until the claim is kept or withdrawn. `path` is what
-    /// `follow` has just left for the same text. Claims for more than the limit are withdrawn, the largest
-    /// first.
+    /// `follow` has just left for the same text. Claims for more than the limit, and than kept text leaves free of its
+    /// own, are withdrawn, the largest first.
     pub fn claim(
         &mut self,
         model: &[u8],
@@ -185,11 +186,7 @@ impl PrefixTree {
         self.hold(end, worker);
         let added = self.tenant(worker).pending - before;
         let claim = self.claims.add(end, worker, added);
-        while self.tenant(worker).pending > limits.pending
-            && let Some(largest) = self.claims.largest(worker)
-        {
-            self.withdraw(largest);
-        }
+        self.bound_claims(worker, limits);
         if is_split {
             self.shrink_owners(upper, limits.kept);
         }
@@ -212,7 +209,18 @@ impl PrefixTree {
         }
         self.release(end, worker);
         self.shrink(worker, limits.kept);
+        self.bound_claims(worker, limits);
         true
+    }
+
+    /// Withdraws claims, the largest first, until what is claimed fits beside what is kept.
+    fn bound_claims(&mut self, worker: u32, limits: TextLimits) {
+        let free = limits.kept.saturating_sub(self.bytes(worker));
+        while self.pending(worker) > limits.pending.saturating_add(free)
+            && let Some(largest) = self.claims.largest(worker)
+        {
+            self.withdraw(largest);
+        }
     }
 
     /// The worker has not seen the text that was claimed for it.
@@ -230,6 +238,17 @@ impl PrefixTree {
         {
             self.forget(oldest);
         }
+    }
+
+    /// The same, but of at most `nodes` nodes. Returns whether the limit is met.
+    pub fn shrink_some(&mut self, worker: u32, limit: usize, nodes: usize) -> bool {
+        for _ in 0..nodes {
+            match self.oldest(worker) {
+                Some(oldest) if self.bytes(worker) > limit => self.forget(oldest),
+                _ => return true,
+            }
+        }
+        false
     }
 
     /// Splitting a node takes memory for all its owners, not only for the claim's. They may exceed the limit by an

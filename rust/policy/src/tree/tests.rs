@@ -223,8 +223,8 @@ fn what_is_claimed_and_forgotten_stays_for_the_claim() {
 fn claims_are_bounded_and_the_largest_goes_first() {
     let mut tree = PrefixTree::default();
     let limits = TextLimits {
+        kept: 0,
         pending: 6000,
-        ..ALL
     };
     let small: Vec<ClaimId> = (0..10)
         .map(|index| claim(&mut tree, format!("{index} small").as_bytes(), 0, limits))
@@ -234,6 +234,29 @@ fn claims_are_bounded_and_the_largest_goes_first() {
     assert!(tree.pending(0) <= limits.pending);
     assert!(!tree.keep(large, limits));
     assert!(small.into_iter().all(|claim| tree.keep(claim, limits)));
+    check(&tree);
+}
+
+#[test]
+fn claims_may_have_the_room_that_nothing_is_kept_in() {
+    let mut tree = PrefixTree::default();
+    let limits = TextLimits {
+        kept: 100_000,
+        pending: 25_000,
+    };
+    let text = |index: u8| [&[index + b'0'][..], &[b'x'; 10_000]].concat();
+    let claims: Vec<ClaimId> = (0..16)
+        .map(|index| claim(&mut tree, &text(index), 0, limits))
+        .collect();
+    let kept: Vec<bool> = claims
+        .into_iter()
+        .map(|claim| {
+            let is_kept = tree.keep(claim, limits);
+            assert!(tree.bytes(0) + tree.pending(0) <= limits.kept + limits.pending);
+            is_kept
+        })
+        .collect();
+    assert_eq!(kept.iter().filter(|&&kept| kept).count(), 12);
     check(&tree);
 }
 
@@ -304,7 +327,8 @@ fn random_texts_keep_every_promise() {
             }
         }
         let claim = claim(&mut tree, &text, worker, limits);
-        assert!(tree.pending(worker) <= limits.pending);
+        let free = limits.kept.saturating_sub(tree.bytes(worker));
+        assert!(tree.pending(worker) <= limits.pending + free);
         if !tree.keep(claim, limits) {
             continue;
         }
@@ -315,7 +339,8 @@ fn random_texts_keep_every_promise() {
         assert_eq!(len, text.len());
         assert!(tree.owners(node).any(|owner| owner == worker));
         if step % 70 == 0 {
-            // What was used since then stays, whole; what was not is gone.
+            // What was used since then stays, whole; what was not is gone, unless half of all is.
+            let half = tree.bytes(worker) / 2;
             let since = Stamp(tree.now(worker).0.wrapping_sub(rng.u32(1..20)));
             tree.forget_unused_since(worker, since);
             assert!(tree.bytes(worker) >= text.len());
@@ -323,6 +348,7 @@ fn random_texts_keep_every_promise() {
             assert!(
                 tree.oldest_use(worker)
                     .is_none_or(|used| used.since(since) as i32 > 0)
+                    || tree.bytes(worker) <= half
             );
         }
         if step % 50 == 0 {

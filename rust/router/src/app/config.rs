@@ -53,7 +53,7 @@ pub struct Config {
     #[arg(value_parser = seconds::parse, visible_alias = "eviction-interval-secs")]
     pub eviction_interval: Duration,
     /// `cache_aware`: bytes of memory that the prefix tree takes for each worker, and a quarter as much for
-    /// prompts that are on their way to it.
+    /// prompts that are on their way to it. All workers share 1 GiB, or this if it is more.
     pub max_tree_size: usize,
     /// Threads that serve; 0 takes one for each core this process may use.
     pub threads: usize,

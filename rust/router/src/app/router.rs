@@ -16,7 +16,7 @@ use crate::admin::pages::{self, Wanted};
 use crate::admin::scrape;
 use crate::app::config::Config;
 use crate::app::settings;
-use crate::app::watchers::{Watchers, slots};
+use crate::app::watchers::Watchers;
 use crate::base::config_error::ConfigError;
 use crate::base::log::Log;
 use crate::base::metrics::Metrics;
@@ -25,7 +25,7 @@ use crate::base::supervise::keep_running;
 use crate::base::tracing_context::Tracer;
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::Models;
-use crate::fleet::worker::{Change, Fleet};
+use crate::fleet::worker::Fleet;
 use crate::front::connection::{self, Front};
 use crate::front::listen;
 use crate::proxy::in_flight::InFlight;
@@ -119,10 +119,9 @@ impl Router {
         let policy: Arc<dyn Policy> =
             Arc::from(sglang_omni_policy::build(&config.policy_settings()));
         let told = policy.clone();
-        let fleet = Arc::new(Fleet::new(checked.workers, move |change| match change {
-            // An earlier worker may have had the same slot.
-            Change::Added(worker) => told.forget(worker.slot()),
-            Change::Removed(rest) => told.maintain(&slots(rest)),
+        // An earlier worker may have had the same slot.
+        let fleet = Arc::new(Fleet::new(checked.workers, move |added| {
+            told.forget(added.slot());
         }));
         let discovery = Discovery::start(fleet.clone(), checked.sources, reloaded.clone())?;
         let probes = settings::probes(&config, &checked.gate.keys);

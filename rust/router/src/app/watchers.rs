@@ -1,12 +1,11 @@
 //! The background tasks, which share one thread beside the lanes. No request waits for them.
 
-use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sglang_omni_policy::Policy;
 use tokio::sync::watch;
-use tokio::time::{Instant, interval_at};
+use tokio::time::timeout;
 
 use crate::base::memory;
 use crate::base::supervise::{keep_running, run_or};
@@ -14,7 +13,7 @@ use crate::fleet::breaker::{self, Breaker};
 use crate::fleet::discovery::Discovery;
 use crate::fleet::health::{HealthChecks, Probes};
 use crate::fleet::models;
-use crate::fleet::worker::{Fleet, Worker};
+use crate::fleet::worker::Fleet;
 use crate::front::tls::{self, Tls};
 use crate::proxy::lane::Proxy;
 use crate::upstream::trust;
@@ -78,19 +77,11 @@ where
     keep_running(name, move || task(&proxy));
 }
 
-/// Has the policy trim its memory at every interval, until the runtime ends.
+/// Has the policy trim its memory at every interval, and when a worker was removed, until the runtime ends.
 async fn tidy(policy: Arc<dyn Policy>, fleet: Arc<Fleet>, every: Duration) {
-    let Some(first) = Instant::now().checked_add(every) else {
-        return pending().await;
-    };
-    let mut tick = interval_at(first, every);
     loop {
-        tick.tick().await;
-        policy.maintain(&slots(&fleet.read()));
+        let _ = timeout(every, fleet.removed.notified()).await;
+        let slots: Vec<u32> = fleet.read().iter().map(|worker| worker.slot()).collect();
+        policy.maintain(&slots);
     }
-}
-
-/// The workers' slots.
-pub fn slots(fleet: &[Arc<Worker>]) -> Vec<u32> {
-    fleet.iter().map(|worker| worker.slot()).collect()
 }

@@ -202,30 +202,22 @@ pub struct Fleet {
     changing: Mutex<()>,
     /// Notified of every added worker; there is one listener.
     pub added: Notify,
-    on_change: Box<dyn Fn(Change<'_>) + Send + Sync>,
-}
-
-/// A change of the fleet.
-pub enum Change<'a> {
-    /// A worker is new.
-    Added(&'a Worker),
-    /// A worker was removed; these are left.
-    Removed(&'a [Arc<Worker>]),
+    /// Notified of every removed worker; there is one listener.
+    pub removed: Notify,
+    on_added: Box<dyn Fn(&Worker) + Send + Sync>,
 }
 
 impl Fleet {
-    /// `on_change` is called for every change after the start, on the thread that makes it.
-    pub fn new(
-        urls: Vec<WorkerUrl>,
-        on_change: impl Fn(Change<'_>) + Send + Sync + 'static,
-    ) -> Self {
+    /// `on_added` is called for every worker that is added after the start, on the thread that adds it.
+    pub fn new(urls: Vec<WorkerUrl>, on_added: impl Fn(&Worker) + Send + Sync + 'static) -> Self {
         let of_fleet = |url| Arc::new(Worker::new(url, Authorization::OfFleet));
         let workers = urls.into_iter().map(of_fleet);
         Fleet {
             workers: ArcSwap::from_pointee(workers.collect()),
             changing: Mutex::new(()),
             added: Notify::new(),
-            on_change: Box::new(on_change),
+            removed: Notify::new(),
+            on_added: Box::new(on_added),
         }
     }
 
@@ -257,7 +249,7 @@ impl Fleet {
         self.workers.store(Arc::new(workers));
         self.added.notify_one();
         drop(changing);
-        (self.on_change)(Change::Added(&worker));
+        (self.on_added)(&worker);
         (worker, true)
     }
 
@@ -275,7 +267,7 @@ impl Fleet {
         drop(changing);
         if was_there {
             worker.set_draining(true);
-            (self.on_change)(Change::Removed(&self.read()));
+            self.removed.notify_one();
         }
         was_there
     }
