@@ -5,12 +5,15 @@ from __future__ import annotations
 import configparser
 import re
 import shlex
+from pathlib import Path
 
 import pytest
+import yaml
 from deployed import DOCKERFILE, KUBERNETES, ROOT, command, image, read_command
 from documented import Page
 
 PAGE = Page("deploy.md")
+COMPOSE = ROOT / "deploy/compose/compose.yaml"
 UNIT = ROOT / "deploy/systemd/sgl-omni.service"
 # What `docker run` itself takes with a value, of what the page uses.
 DOCKERS_OPTIONS = {"-p", "-v", "--gpus", "--shm-size", "--ulimit"}
@@ -49,6 +52,25 @@ def test_every_target_is_built_and_every_folder_is_told() -> None:
     assert all(ROOT / path == DOCKERFILE and image(target) for path, target, _ in built)
     folders = {str(path.parent.relative_to(KUBERNETES)) for path in KUBERNETES.rglob("kustomization.yaml")}
     assert folders == set(re.findall(r"^\| `((?:base|overlays|components)[\w/]*)` \|", PAGE.text, re.M))
+
+
+def test_compose_starts_what_the_images_run() -> None:
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    for name, task in {"router": "route", "server": "serve"}.items():
+        service = services[name]
+        build = service["build"]
+        assert (COMPOSE.parent / build["context"] / build["dockerfile"]).resolve() == DOCKERFILE
+        subcommand, options = command(build["target"], service["command"])
+        assert subcommand == task
+        assert options.drain_timeout < int(service["stop_grace_period"].removesuffix("s"))
+        keys = {
+            Path(value).name for value in vars(options).values() if str(value).startswith("/run/secrets/")
+        }
+        assert keys == set(service["secrets"])
+        # The images' own ports are what the others name.
+        assert int(image(build["target"])["EXPOSE"]) == {"router": 30000, "server": 8000}[name]
+    _, router = command("router", services["router"]["command"])
+    assert router.worker_dns == ["server:8000"]
 
 
 @pytest.mark.parametrize(("target", "args"), run_lines())

@@ -37,6 +37,15 @@ def test_each_option_exists() -> None:
     assert command("router", container(ROUTER)["args"])[0] == "route"
 
 
+def test_what_leads_in_from_outside_names_the_routers() -> None:
+    (port,) = ROUTERS["Service", "sgl-omni"]["spec"]["ports"]
+    (rule,) = documents("components/ingress/ingress.yaml")["Ingress", "sgl-omni"]["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "sgl-omni", "port": {"name": port["name"]}}
+    (rule,) = documents("components/gateway/route.yaml")["HTTPRoute", "sgl-omni"]["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "sgl-omni", "port": port["port"]}]
+
+
 @pytest.mark.parametrize(("workload", "target"), WORKLOADS)
 def test_ports_are_those_that_are_listened_on(workload: Any, target: str) -> None:
     (port,) = container(workload)["ports"]
