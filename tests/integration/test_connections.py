@@ -29,7 +29,7 @@ class App:
     def __init__(self) -> None:
         self.left = asyncio.Event()
         self.stopped = asyncio.Event()
-        self.cuts = 0
+        self.cuts = self.begun = 0
 
     def cut(self) -> None:
         self.cuts += 1
@@ -49,6 +49,9 @@ class App:
         await send(
             {"type": "http.response.start", "status": 200, "headers": [(b"connection", b"keep-alive")]}
         )
+        self.begun += 1
+        if scope["path"] == "/large":
+            body = bytes(1_000_000)
         if scope["path"] == "/stream":
             leaving = asyncio.ensure_future(receive())
             while not leaving.done():
@@ -190,6 +193,25 @@ async def test_what_clients_do_not_take_is_bounded(caplog: pytest.LogCaptureFixt
             each.close()
         while len(server.connections):
             await asyncio.sleep(0.01)
+
+
+async def test_the_next_request_waits_until_the_last_answer_is_taken() -> None:
+    async with served() as (server, app, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
+        writer.write(b"GET /large HTTP/1.1\r\nhost: a\r\n\r\n" * 100)
+        # The kernel takes some.
+        begun = -1
+        while begun != app.begun or not begun:
+            begun = app.begun
+            await asyncio.sleep(0.5)
+        assert begun < 50
+        [connection] = server.server_state.connections
+        assert connection.unread < 2_000_000
+        came = 0
+        while came < 100_000_000:
+            came += len(await reader.read(2**20))
+        assert app.begun == 100
+        writer.close()
 
 
 async def test_an_idle_connection_whose_client_still_reads_is_not_closed() -> None:

@@ -1,7 +1,7 @@
 """The connections of a server: how many there may be, and how long a client may be silent, or slow.
 
 A request never waits for its client: what the client has not taken yet lies in memory, and the request ends,
-and gives its place to another, once it has been computed.
+and gives its place to another, once it has been computed. The client's next one waits until that is taken.
 """
 
 from __future__ import annotations
@@ -205,6 +205,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         self.open_requests = 0
         self.is_idle = False
         self.written = 0
+        self.caught_up = asyncio.Event()
+        self.caught_up.set()
         self.served_app: ASGIApp = self.config.loaded_app
         self.app: ASGIApp = self.serve_request
 
@@ -214,6 +216,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.tracked_by.ends(self)
+        self.caught_up.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -224,9 +227,11 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
 
     def pause_writing(self) -> None:
         """The client is behind. uvicorn would have the request wait for it."""
+        self.caught_up.clear()
         self.tracked_by.falls_behind(self)
 
     def resume_writing(self) -> None:
+        self.caught_up.set()
         self.tracked_by.catches_up(self)
 
     def handle_websocket_upgrade(self, *head: Any) -> None:
@@ -282,6 +287,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
                 await asyncio.sleep(0)
 
         try:
+            await self.caught_up.wait()
             await self.served_app(scope, body.receive, counted)
         finally:
             self.open_requests -= 1
