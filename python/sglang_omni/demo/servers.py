@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
 from sglang_omni.client import ClientError, SyncClient
-from sglang_omni.demo.report import DemoFailed
+from sglang_omni.demo.report import DemoFailed, show
 from sglang_omni.supervision.ports import bind
 
 _START_TIMEOUT = 900.0
 _STOP_TIMEOUT = 10.0
+_POLL_S = 0.25
+# A line of the server's log, or of the router's, and its level.
+_BEGINS = re.compile(r"\d{4}-\d\d-\d\d[ T]\S+\s+([A-Z]+)\b")
+_WARNINGS = frozenset({"WARN", "WARNING", "ERROR", "CRITICAL"})
 
 
 @contextlib.contextmanager
@@ -48,8 +56,10 @@ def _server(port: int, flags: Sequence[str], replicas: int) -> Iterator[str]:
             # them.
             server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            _wait_until_up(client, server, log)
-            yield base_url
+            shown = _wait_until_up(client, server, log)
+            show("log", str(log))
+            with _telling_warnings(log, shown):
+                yield base_url
         except (DemoFailed, ClientError):
             print(log.read_text(errors="replace"), file=sys.stderr)
             raise
@@ -62,7 +72,8 @@ def _server(port: int, flags: Sequence[str], replicas: int) -> Iterator[str]:
                 server.wait()
 
 
-def _wait_until_up(client: SyncClient, server: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_up(client: SyncClient, server: subprocess.Popen[bytes], log: Path) -> int:
+    """Shows the log until the server is up; returns how many lines it showed."""
     deadline = time.monotonic() + _START_TIMEOUT
     shown = 0
     while True:
@@ -72,9 +83,51 @@ def _wait_until_up(client: SyncClient, server: subprocess.Popen[bytes], log: Pat
             print(f"  | {line}", flush=True)
         shown = len(lines)
         if running:
-            return
+            return shown
         if server.poll() is not None:
             raise DemoFailed(f"the server ended with status {server.returncode}")
         if time.monotonic() > deadline:
             raise DemoFailed(f"the server was not up after {_START_TIMEOUT:g} s")
-        time.sleep(0.25)
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def _telling_warnings(log: Path, shown: int) -> Iterator[None]:
+    """Shows the warnings and errors that come into a log after so many lines, for the block."""
+    over = threading.Event()
+
+    def follow() -> None:
+        with log.open(errors="replace") as file:
+            lines = islice(_lines(file, over), shown, None)
+            for line in warnings_of(lines):
+                print(f"  | {line}", flush=True)
+
+    following = threading.Thread(target=follow, name="log")
+    following.start()
+    try:
+        yield
+    finally:
+        over.set()
+        following.join()
+
+
+def _lines(file: TextIO, over: threading.Event) -> Iterator[str]:
+    """The lines of a file that grows, until ``over`` is set."""
+    begun = ""
+    while True:
+        begun += (piece := file.readline())
+        if begun.endswith("\n"):
+            yield begun.rstrip("\n")
+            begun = ""
+        elif not piece and over.wait(_POLL_S):
+            return
+
+
+def warnings_of(lines: Iterable[str]) -> Iterator[str]:
+    """The lines of a log that are warnings or worse, with the lines that belong to them, as tracebacks."""
+    is_warning = False
+    for line in lines:
+        if (begins := _BEGINS.match(line)) is not None:
+            is_warning = begins[1] in _WARNINGS
+        if is_warning:
+            yield line
