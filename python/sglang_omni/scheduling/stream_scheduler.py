@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +20,8 @@ from sglang_omni.scheduling.recent_ids import RecentIds
 from sglang_omni.scheduling.step_monitor import StepMonitor
 from sglang_omni.scheduling.turns import SchedulePolicy, Turn, turns
 from sglang_omni.scheduling.work_clock import WorkClock
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -194,7 +197,11 @@ class StreamScheduler:
 
     def _end(self, request_id: str, request: _Request) -> None:
         """Frees what a request holds, and begins the next in line."""
-        request.session.close()
+        try:
+            request.session.close()
+        except Exception:
+            # The request is over already; those in line must not wait for it.
+            logger.exception("closing the session of request %s failed", request_id)
         self._begun.discard(request_id)
         while self._line and not self._is_full:
             self._receive(self._line.pop(next(iter(self._line))))

@@ -275,6 +275,17 @@ async def test_a_refused_upload_gets_its_answer(keyed: Served) -> None:
         assert (await keyed.http.get("/health")).status_code == 200
 
 
+async def test_a_browsers_question_for_another_page_is_answered_with_the_flag(
+    keyed: Served, keyless: Served
+) -> None:
+    """It has no key, and its answer is all that a page's developer sees."""
+    asked = {"origin": "http://localhost:5173", "access-control-request-method": "POST"}
+    for server in (keyed, keyless):
+        answer = await server.http.options("/v1/chat/completions", headers=asked)
+        assert code_of(answer) == (403, "cross_site_request")
+        assert "--allowed-origins" in answer.json()["error"]["message"]
+
+
 async def test_pages_of_allowed_origins_ask_and_read() -> None:
     good, foreign = {"origin": "https://app.example", "sec-fetch-site": "cross-site"}, EVIL
     access = Access(api_keys=(CLIENT,), admin_key=ADMIN, allowed_origins=("https://app.example",))

@@ -18,6 +18,7 @@ from sglang_omni.client import (
     SamplingParams,
 )
 from sglang_omni.client.audio import decode_pcm, decode_wav
+from sglang_omni.client.http.chunks import delta_chunk
 from sglang_omni.client.local import to_omni_request
 from sglang_omni.client.results import result_chunk
 from sglang_omni.client.transport import Deltas
@@ -248,3 +249,9 @@ def test_sampling_params_leave_out_what_is_not_set():
         "seed": 0,
         "ignore_eos": True,
     }
+
+
+def test_an_event_with_several_answers_is_the_first_ones():
+    choices = [{"index": index, "delta": {"content": text}} for index, text in enumerate(("Paris", "Rome"))]
+    assert delta_chunk("r", {"choices": choices}).text == "Paris"
+    assert delta_chunk("r", {"choices": choices[1:]}).text == ""

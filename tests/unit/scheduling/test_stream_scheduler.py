@@ -304,3 +304,23 @@ def test_it_says_how_many_requests_are_in_a_step_and_how_many_wait(driver: Drive
     Echo.gate.clear()
     assert Echo.at_gate.wait(WAIT_S)
     assert driver.scheduler.stats() == {"num_running_reqs": 1, "num_queue_reqs": 2}
+
+
+@pytest.mark.parametrize("data", [[], ["fail"]])
+def test_a_session_that_cannot_be_closed_keeps_no_place(
+    data: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unclosable(Echo):
+        def close(self) -> None:
+            raise OSError("cannot be closed")
+
+    driver = Driver()
+    driver.scheduler = StreamScheduler(
+        Unclosable, expects_stream=lambda _: False, wants_chunks=lambda _: False, max_running=1
+    )
+    for name in "ab":
+        driver.new(name, data)
+    with running(driver.scheduler):
+        assert [driver.next().request_id for _ in "ab"] == ["a", "b"]
+    assert "closing the session of request a failed" in caplog.text
+    assert "cannot be closed" in caplog.text

@@ -343,3 +343,20 @@ def test_a_routers_limits_are_its_replicas_together() -> None:
     assert router_limits([limits, AdmissionLimits().as_dict()]) == {}
     assert router_limits([limits, {}]) == {}
     assert router_limits([]) == {}
+
+
+async def test_a_client_that_cannot_be_watched_keeps_no_place() -> None:
+    admission = Admission(AdmissionLimits(1, 4, 1000.0), max_body_size=BODY_LIMIT)
+
+    async def breaks() -> None:
+        raise OSError("the connection is broken")
+
+    async def stays() -> None:
+        await asyncio.Event().wait()
+
+    place = await admission.enter(stays)
+    assert place is not None
+    with pytest.raises(OSError, match="is broken"):
+        await admission.enter(breaks)
+    admission.leave(place)
+    assert (admission.running, admission.waiting) == (0, 0)

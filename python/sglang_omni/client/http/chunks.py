@@ -38,7 +38,7 @@ def completion_chunk(
 
 
 def delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
-    """A chunk, from one event of a chat or text completion's stream."""
+    """A chunk, from one event of a chat or text completion's stream: of the first of its answers."""
     chunk = GenerateChunk(
         request_id,
         usage=UsageInfo.from_dict(event.get("usage")),
@@ -46,6 +46,8 @@ def delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
         timings=event.get("timings"),
     )
     for choice in event.get("choices") or ():
+        if choice.get("index"):
+            continue
         delta = choice.get("delta") or {}
         audio = delta.get("audio") or {}
         chunk.text = choice.get("text") or delta.get("content") or audio.get("transcript") or ""

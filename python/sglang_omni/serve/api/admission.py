@@ -163,7 +163,9 @@ class Admission:
             )
             if not done:
                 raise self.refusal("queue_timeout")
-            if left not in done:
+            if left in done:
+                left.result()
+            else:
                 place = turn.result()
             return place
         finally:

@@ -82,6 +82,9 @@ class Guard:
         # What a WebSocket asks for comes later. Browsers open one for any page, without a preflight.
         acts = scope["type"] == "websocket" or scope["method"] not in _READING
         is_open = path in OPEN_PATHS or path.startswith(PAGE_PARTS)
+        if scope.get("method") == "OPTIONS" and "access-control-request-method" in headers:
+            # A browser asks for a page, without its key. Those that may ask were answered before.
+            raise _foreign_page()
         if self._clients and not is_known and not is_open:
             raise _no_key(shown)
         if path in ADMIN_PATHS:
@@ -92,14 +95,7 @@ class Guard:
         is_admins = path in ADMIN_PATHS
         may_ask = is_asked or self._is_allowed_origin(headers)
         if (acts or path == _PROBE) and (is_admins or not may_ask) and _is_foreign(headers):
-            raise RequestError(
-                "a web page of another origin does not administer the server"
-                if is_admins
-                else "a web page of another origin may not ask for this: name its origin in "
-                "--allowed-origins, or ask from a page of this server's own",
-                code="cross_site_request",
-                status=403,
-            )
+            raise _foreign_page(is_admins=is_admins)
         if acts and path in _JSON_PATHS and ("content-type" in headers or _has_body(headers)):
             check_json_type(headers)
         return self._owner(shown if is_known else None, headers)
@@ -166,6 +162,17 @@ def _is_one_of(shown: bytes | None, keys: Iterable[bytes]) -> bool:
     for key in keys:
         same |= hmac.compare_digest(shown or b"", key)
     return same
+
+
+def _foreign_page(*, is_admins: bool = False) -> RequestError:
+    return RequestError(
+        "a web page of another origin does not administer the server"
+        if is_admins
+        else "a web page of another origin may not ask for this: name its origin in "
+        "--allowed-origins, or ask from a page of this server's own",
+        code="cross_site_request",
+        status=403,
+    )
 
 
 def _no_key(shown: bytes | None) -> RequestError:
