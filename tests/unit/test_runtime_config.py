@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -190,7 +191,15 @@ def test_tcp_endpoints_count_from_the_base_port_or_are_free_ones(tmp_path: Path)
         }
     config.endpoints.base_port = None
     with (plan := prepare_pipeline_runtime(config)).runtime_dir:
-        assert len(set(plan.endpoints.values())) == 4
+        ports = {int(endpoint.rpartition(":")[2]) for endpoint in plan.endpoints.values()}
+        assert len(ports) == 4
+        # Others get none of them, however long the stages load their models.
+        for port in ports:
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+    for port in ports:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize(

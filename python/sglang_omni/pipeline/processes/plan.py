@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -171,7 +170,7 @@ def plan_run(
     runtime_dir = ipc_runtime_dir or create_ipc_runtime_dir(config)
     try:
         if config.endpoints.scheme == "tcp":
-            endpoints = _allocate_tcp_endpoints(config.stages, config.endpoints)
+            endpoints = _tcp_endpoints(config.stages, config.endpoints, runtime_dir)
         else:
             endpoints = allocate_endpoints(stages=config.stages, ipc_base_dir=runtime_dir.path)
         elsewhere = [f"stage_{it.name}" for it in stage_instances(config) if it.node != node]
@@ -199,16 +198,15 @@ def allocate_endpoints(*, stages: Sequence[StageConfig], ipc_base_dir: Path) -> 
     return {key: f"ipc://{ipc_base_dir}/{key}.sock" for key in endpoint_keys(stages)}
 
 
-def _allocate_tcp_endpoints(stages: Sequence[StageConfig], endpoints: EndpointsConfig) -> dict[str, str]:
+def _tcp_endpoints(
+    stages: Sequence[StageConfig], endpoints: EndpointsConfig, runtime_dir: IpcRuntimeDir
+) -> dict[str, str]:
     keys = endpoint_keys(stages)
     if endpoints.base_port is not None:
         ports = [endpoints.base_port + index for index in range(len(keys))]
     else:
-        # All are held until all are known, so that none is given out twice.
-        held = [socket.create_server((endpoints.host, 0)) for _ in keys]
-        ports = [server.getsockname()[1] for server in held]
-        for server in held:
-            server.close()
+        # Processes listen on them once they have loaded their models.
+        ports = runtime_dir.hold_ports(endpoints.host, len(keys))
     return {key: f"tcp://{endpoints.host}:{port}" for key, port in zip(keys, ports, strict=True)}
 
 

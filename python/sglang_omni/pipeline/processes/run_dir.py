@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.config.instances import instances_of
 from sglang_omni.pipeline.processes.mps import quit_daemon
 from sglang_omni.pipeline.transport.ipc.address import LONGEST_PATH
+from sglang_omni.supervision.ports import bind
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +49,27 @@ class IpcRuntimeDir:
         self._remove_parent = remove_parent
         self._shared = shared
         self._closed = False
+        self._ports: list[socket.socket] = []
+
+    def hold_ports(self, host: str, count: int) -> list[int]:
+        """Free ports of an address of this machine, for processes of the run to listen on.
+
+        Until the folder is closed, the system gives them to nobody else.
+
+        Raises:
+            OSError: The address cannot be used.
+        """
+        held = [bind(host) for _ in range(count)]
+        self._ports += held
+        return [port.getsockname()[1] for port in held]
 
     def close(self) -> None:
         """Remove the folder. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
+        for port in self._ports:
+            port.close()
         if self._shared and self._lock_fd is not None:
             try:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
