@@ -59,6 +59,16 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [file.read_text() for file in (tmp_path / "mine").iterdir()] == ["mine"]
 
 
+@pytest.mark.parametrize("kind", [[], ["--family"]])
+@pytest.mark.parametrize("name", ["numpy", "json"])
+def test_no_module_is_hidden(
+    name: str, kind: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new", str(tmp_path / name), *kind]) == 1
+    assert f"{name!r} is a module of this Python" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("name", "hint"), [("my-pipeline", "my_pipeline"), ("2b", "my_pipeline"), ("class", "my_pipeline")]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from sglang_omni.command_line import CommandParser
@@ -48,6 +49,7 @@ def main(argv: Sequence[str], *, prog: str) -> int:
     if args.family:
         print(f"{folder} is a package with a family of models that speak: {', '.join(files)}")
         print(f"Install it: cd {folder} && pip install --no-deps --no-build-isolation -e .")
+        print("            with uv, whose environments have no pip: uv pip install --no-deps -e .")
         print(f"Try it:     sgl-omni make-tiny-checkpoint {name} checkpoint && sgl-omni serve checkpoint")
         print("Prove it:   pip install pytest && pytest")
         return 0
@@ -100,6 +102,10 @@ def _problem(folder: Path) -> str | None:
         return f"{folder} is a file; give another name"
     if folder.exists() and any(folder.iterdir()):
         return f"{folder} exists and is not empty; give another name, or empty it"
+    # A folder that is no package has a spec too, without a file.
+    spec = PathFinder.find_spec(name)
+    if name in sys.stdlib_module_names or (spec is not None and spec.origin is not None):
+        return f"{name!r} is a module of this Python, which another would hide; give another name"
     return None
 
 
