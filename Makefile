@@ -102,7 +102,7 @@ lint-deploy: $(DEPLOY_TOOLS)/.installed ## workflows, the Dockerfile and the man
 	deploy/lint.sh $(DEPLOY_TOOLS)/bin
 
 # Tools that have an environment of their own, build/NAME, from requirements/NAME.lock.
-build/deploy/.installed build/docs/.installed build/clients/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
+build/deploy/.installed build/docs/.installed build/clients/.installed build/text-clients/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$*
 	$(BIN)/uv pip sync --python build/$*/bin/python --require-hashes requirements/$*.lock
 	touch $@
@@ -124,9 +124,8 @@ test-python: build system-packages
 test-long: build clients $(DOCS_TOOLS)/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long
 
-CLIENTS := build/clients
 .PHONY: clients
-clients: $(CLIENTS)/.installed ## realtime clients that tests drive servers with, in an environment of their own (400 MB)
+clients: build/clients/.installed build/text-clients/.installed ## clients that tests drive servers with, in two environments of their own (1.1 GB)
 
 # What mooncake's engine links to, and `ip`, with which tests make hosts of network namespaces. Recommended packages
 # are left out: they are drivers for RDMA, and one of them makes NIXL crash when a process exits.
@@ -296,6 +295,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes
 lock: $(BIN)/uv ## resolve requirements/*.in again
 	$(COMPILE) --upgrade requirements/dev.in --override requirements/overrides.txt -o requirements/dev.lock
 	$(COMPILE) --upgrade requirements/clients.in -o requirements/clients.lock
+	$(COMPILE) --upgrade requirements/text-clients.in -o requirements/text-clients.lock
 	$(MAKE) lock-demo
 
 # With the versions of dev.lock.

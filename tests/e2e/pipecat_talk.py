@@ -37,9 +37,10 @@ from pipecat.processors.frame_processor import FrameDirection
 from pipecat.services.openai.realtime.events import (
     AudioConfiguration,
     AudioInput,
+    InputAudioNoiseReduction,
     InputAudioTranscription,
+    SemanticTurnDetection,
     SessionProperties,
-    TurnDetection,
 )
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.transports.base_input import BaseInputTransport
@@ -136,9 +137,14 @@ class Loudspeaker(BaseOutputTransport):
 
 
 async def talk(base_url: str, key: str, model: str, wavs: list[Path]) -> dict:
+    # As pipecat's own templates have it.
     session = SessionProperties(
         audio=AudioConfiguration(
-            input=AudioInput(transcription=InputAudioTranscription(), turn_detection=TurnDetection())
+            input=AudioInput(
+                transcription=InputAudioTranscription(),
+                turn_detection=SemanticTurnDetection(),
+                noise_reduction=InputAudioNoiseReduction(type="near_field"),
+            )
         )
     )
     llm = OpenAIRealtimeLLMService(

@@ -22,6 +22,7 @@ ADVICE = "chat_template_kwargs sets what it has: enable_thinking"
 NO_PLACE = f"this model's chat template has no place for it, and {ADVICE}"
 # What openai-agents' RealtimeRunner sends of itself, and pipecat's template beside it.
 AGENTS = {
+    "model": "gpt-realtime",
     "instructions": "Be brief.",
     "tracing": "auto",
     "tools": [{"type": "function", "name": "clock", "parameters": {"type": "object", "properties": {}}}],
@@ -49,6 +50,7 @@ async def test_what_agents_send_configures_a_session() -> None:
         heard = session["audio"]["input"]
         assert (session["instructions"], session["tools"][0]["name"]) == ("Be brief.", "clock")
         assert (session["tracing"], heard["noise_reduction"]) == (None, None)
+        assert session["model"] == "sglang-omni"
         assert heard["transcription"]["model"] == "sglang-omni"
         turns = heard["turn_detection"]
         assert (turns["type"], turns["silence_duration_ms"]) == ("server_vad", 800)
@@ -57,6 +59,7 @@ async def test_what_agents_send_configures_a_session() -> None:
         assert named == [
             "session.audio.input.noise_reduction",
             "session.audio.input.turn_detection",
+            "session.model",
             "session.tracing",
         ]
         assert any("sgl-omni[turns]" in warning and "800 ms" in warning for warning in updated["warnings"])
@@ -110,9 +113,14 @@ async def test_a_part_that_the_pipeline_does_not_take_is_named_as_the_session_ha
 async def test_a_strict_server_refuses_each_of_them() -> None:
     async with served(strict_params=True) as server, server.talk() as talk:
         await talk.send("session.update", session={"type": "realtime", **AGENTS})
-        refused = {(await talk.until("error"))["error"]["param"] for _ in range(3)}
+        refused = {(await talk.until("error"))["error"]["param"] for _ in range(4)}
         heard = "session.audio.input"
-        assert refused == {"session.tracing", f"{heard}.noise_reduction", f"{heard}.turn_detection"}
+        assert refused == {
+            "session.model",
+            "session.tracing",
+            f"{heard}.noise_reduction",
+            f"{heard}.turn_detection",
+        }
         updated = await talk.until("session.updated")
         assert updated["session"]["instructions"] == "Be brief."
         assert "warnings" not in updated

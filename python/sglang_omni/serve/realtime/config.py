@@ -120,7 +120,7 @@ class SessionConfig(RealtimeModel):
     type: Literal["realtime", "transcription"] = "realtime"
     """Whether the session answers, or only writes down what it hears."""
     model: Name | None = None
-    """A served name; set when the session begins."""
+    """A served name, set when the session begins; another one later has no effect."""
     instructions: Text = ""
     """A system message before the conversation."""
     output_modalities: Annotated[list[Modality], Field(min_length=1, max_length=1)] = Field(

@@ -196,6 +196,12 @@ class Session:
         self._take(await _off_loop(self._updated, fields))
 
     def _updated(self, fields: dict[str, Any]) -> SessionConfig:
+        model = fields.get("model")
+        if isinstance(model, str) and model != self.config.model:
+            self._server.ignore(
+                "session.model", f"it was set to {self.config.model!r} when the session began"
+            )
+            fields = {name: value for name, value in fields.items() if name != "model"}
         # The first use of a detector loads it.
         new = updated(self.config, fields, self._server)
         if new.type != self.config.type and len(self.conversation):

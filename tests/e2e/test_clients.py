@@ -1,0 +1,94 @@
+"""Clients that people have, with their defaults, through the router: in environments of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clients import clients_python
+from fleet import Fleet
+
+pytestmark = pytest.mark.long
+FOLDER = Path(__file__).parent
+STORY, FRANCE, ITALY = (
+    *("Tell me a long story about a dog and a cat.", "What is the capital of France?"),
+    "What is the capital of Italy?",
+)
+# LiteLLM else asks the internet for prices.
+OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+
+def told_by(script: str, fleet: Fleet, *args: str | Path, environment: str = "clients") -> Any:
+    """What a script prints about the fleet."""
+    command = [clients_python(environment), FOLDER / script, "--base-url", f"{fleet.base_url}/v1"]
+    run = subprocess.run(
+        [*command, "--model", "speech-chat", *args],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env={**os.environ, **OFFLINE},
+    )
+    assert run.returncode == 0, run.stderr[-5000:]
+    return json.loads(run.stdout)
+
+
+@pytest.fixture(scope="module")
+def wavs(say: Callable[[str], bytes], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("said")
+    for number, text in enumerate((STORY, FRANCE, ITALY)):
+        (folder / f"{number}.wav").write_bytes(say(text))
+    return sorted(folder.iterdir())
+
+
+def test_livekit_holds_a_conversation_with_an_interruption(fleet: Fleet, wavs: list[Path]) -> None:
+    told = told_by("livekit_talk.py", fleet, *wavs)
+    assert told["errors"] == []
+    assert told["interrupted"] == 1
+    messages = told["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 3
+    assert [message["interrupted"] for message in messages[1::2]] == [True, False, False]
+    for heard in (told["heard"], [message["content"] for message in messages[::2]]):
+        assert ["story" in heard[0], "France" in heard[1], "Italy" in heard[2]] == [True] * 3
+    assert "Paris" in messages[3]["content"]
+
+
+def test_openais_agents_talk_and_run(fleet: Fleet, wavs: list[Path]) -> None:
+    told = told_by("agents_talk.py", fleet, *wavs)
+    realtime = told["realtime"]
+    assert realtime["errors"] == []
+    session = realtime["session"]
+    assert session["instructions"] == "You are a helpful assistant."
+    assert [tool["name"] for tool in session["tools"]] == ["population"]
+    assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
+    assert [message["role"] for message in realtime["messages"]] == ["user", "assistant"] * 3
+    said = [message["content"][0] for message in realtime["messages"]]
+    assert ["story" in said[0], "France" in said[2], "Italy" in said[4]] == [True] * 3
+    assert "Paris" in said[3]
+    assert all(samples > 0 for samples in told["spoken"].values())
+    assert told["spoken"].keys() == {"whole", "streamed"}
+    for run in told["runs"].values():
+        assert set(run["items"]) == {"tool_call_item", "tool_call_output_item", "message_output_item"}
+        assert run["answer"]
+        assert run["deltas"] > len(run["items"])
+    assert told["runs"].keys() == {"chat", "responses"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "names"),
+    [("clients", ("langchain",)), ("text-clients", ("litellm", "instructor", "llama_index"))],
+)
+def test_clients_of_chats(fleet: Fleet, environment: str, names: tuple[str, ...]) -> None:
+    told = told_by("text_clients.py", fleet, *names, environment=environment)
+    assert told.keys() == set(names)
+    for name, calls in told.items():
+        # Each of them is what came of one way of asking.
+        assert all(calls.values()), (name, calls)
+        assert "Paris" in calls.get("text", "Paris"), calls
+        assert set(calls.get("called", ["capital"])) == {"capital"}, calls
+        cities = calls.get("cities", [calls.get("city")])
+        assert all(city.keys() == {"name", "country"} for city in cities), calls
