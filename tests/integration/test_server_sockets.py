@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -106,6 +107,19 @@ def test_connections_without_a_byte_stop_neither_requests_nor_restarts(server: S
         server.ask()
     assert server.log.stat().st_size < 20_000, server.log.read_text()[-4000:]
     assert "Traceback" not in server.log.read_text()
+
+
+def test_a_stage_comes_back_to_a_server_without_descriptors(server: Server) -> None:
+    pids = {process["name"]: process["pid"] for process in info(server)["processes"]}
+    before = set(server.process.children())
+    os.kill(pids["b"], signal.SIGKILL)
+    server.wait_for(lambda: set(server.process.children()) - before)
+    # Its successor is on its way, and connects in a moment.
+    server.process.rlimit(psutil.RLIMIT_NOFILE, (3, DESCRIPTORS))
+    server.wait_for(lambda: re.search(r"/abort\S* takes no connections", server.log.read_text()))
+    server.process.rlimit(psutil.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    server.wait_for(lambda: is_whole(server, pids["b"]))
+    server.ask()
 
 
 def info(server: Server) -> dict:

@@ -174,7 +174,7 @@ class Connections:
     def _cut_slow(self, now: float) -> None:
         limits = self.limits
         for connection, (since, taken) in list(self._behind.items()):
-            came = connection.taken - taken
+            came = max(0, connection.taken - taken)
             if since + limits.stall_s + came / limits.least_rate < now:
                 self._cut(connection, f"it took {came} bytes in {now - since:.0f} s")
         unread = {connection: connection.unread for connection in self._behind}
