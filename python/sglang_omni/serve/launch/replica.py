@@ -188,8 +188,9 @@ async def _drain(
     """
     running, sockets = runner.coordinator.health()["total_requests"], len(server.websockets)
     if (running or sockets) and not signals.at_once.is_set():
-        what = f"{running} requests" + (f" and {sockets} WebSockets" if sockets else "")
-        logger.info("Shutting down: %s have %g s to end (--drain-timeout)", what, timeout)
+        counts = ((running, "request"), (sockets, "WebSocket"))
+        what = " and ".join(f"{count} {name}{'s' * (count > 1)}" for count, name in counts if count)
+        logger.info("Shutting down: waiting up to %g s for %s (--drain-timeout)", timeout, what)
     began = time.monotonic()
     if sockets:
         server.admission.closed = _REASON
