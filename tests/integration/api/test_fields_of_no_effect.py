@@ -93,6 +93,11 @@ async def test_the_right_parts_of_an_update_are_done_without_the_wrong_ones() ->
         assert (now["audio"]["output"]["voice"], now["audio"]["output"]["speed"]) == (None, 1.25)
         assert now["audio"]["input"]["transcription"]["model"] == "sglang-omni"
         assert now["audio"]["input"]["format"]["type"] == "audio/pcm"
+        # What changes nothing is an error and no more.
+        await talk.refusal("session.update", session={"type": "realtime", "colour": "red"})
+        await talk.send("input_audio_buffer.clear")
+        await talk.until("input_audio_buffer.cleared")
+        assert talk.kinds()[-2:] == ["error", "input_audio_buffer.cleared"]
         # A response is as it is asked for, or none.
         error = await talk.refusal("response.create", response={"instructions": "x", "max_output_tokens": 0})
         assert error["code"] == "invalid_value"

@@ -228,7 +228,8 @@ class Session:
             new, faults = await _off_loop(done_in_part, event.session, self._updated)
         for fault in faults:
             self.tell_error(fault, event.event_id)
-        if new is not None:
+        # Clients take an error alone for an update that changed nothing.
+        if new is not None and not (faults and new == self.config):
             self._take(new)
             more = {"warnings": list(warnings)} if warnings else {}
             self.outbox.put("session.updated", session=self.shown(), **more)
