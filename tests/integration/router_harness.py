@@ -75,6 +75,7 @@ class Replica:
         self.health_headers = ""
         self.metrics = b"ok"  # The page of its own metrics.
         self.scrapes = 0
+        self.carriers = 0  # Connections that carried a request.
         self.scraped = asyncio.Event()  # Whether it gives that page, or lets the router wait.
         self.scraped.set()
         self.probes = 0
@@ -132,6 +133,7 @@ class Replica:
                     status = "200 OK" if self.healthy else "503 Down"
                     writer.write(response(status=status, headers=self.health_headers))
                     continue
+                self.carriers += not served
                 served = True
                 seen = Seen(line, headers, body)
                 self.seen.append(seen)

@@ -30,7 +30,6 @@ from router_harness import (
     response,
     router,
     send_raw,
-    state_of,
     until,
     workers,
 )
@@ -269,7 +268,7 @@ async def test_a_worker_that_accepts_connections_and_closes_them() -> None:
     async with server, replicas(None) as [well], router(ill, well, **QUICK) as url:
         for _ in range(3):
             assert {answer.status for answer in await asyncio.gather(*(post(url) for _ in range(6)))} == {200}
-        assert await state_of(url, ill) == "down"
+        await becomes(url, ill, "down")
         assert len(well.seen) == 18
 
 

@@ -52,7 +52,7 @@ async def test_when_all_are_unavailable_the_last_answer_is_passed_on() -> None:
 
 
 async def test_a_worker_that_asks_for_time_gets_it() -> None:
-    waits = [answering(status, "retry-after: 2\r\n") for status in (BUSY, "503 Service Unavailable")]
+    waits = [answering("503 Service Unavailable", "retry-after: 2\r\n")] * 2
     async with replicas(*waits, None) as [*busy, free], router(*busy, free) as url:
         for asked in (1, 2):
             assert {(await post(url)).status for _ in range(9)} == {200}
@@ -64,14 +64,34 @@ async def test_a_worker_that_asks_for_time_gets_it() -> None:
 
 
 async def test_when_all_ask_for_time_their_answer_is_passed_on_and_nobody_is_asked_twice() -> None:
-    busy = answering(BUSY, "retry-after: 20\r\n")
+    busy = answering("503 Busy", "retry-after: 20\r\n")
     async with replicas(busy, busy, busy) as three, router(*three) as url:
         answer = await post(url)
-        assert (answer.status, answer.header("retry-after"), answer.body) == (429, "20", BUSY.encode())
+        assert (answer.status, answer.header("retry-after"), answer.body) == (503, "20", b"503 Busy")
         assert [len(replica.seen) for replica in three] == [1, 1, 1]
         for _ in range(6):
             assert (await post(url)).header("retry-after") == "20"
         assert sum(len(replica.seen) for replica in three) == 9
+
+
+async def test_what_one_client_has_too_much_of_costs_no_other_its_worker() -> None:
+    async def limited(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        status = BUSY if seen.header("x-client") == "greedy" else "200 OK"
+        writer.write(response(status=status, headers="retry-after: 20\r\n"))
+
+    async with replicas(limited, limited) as both, router(*both) as url:
+        assert (await post(url, headers="x-client: greedy\r\n")).status == 429
+        assert [len(replica.seen) for replica in both] == [1, 1]
+        assert {(await post(url)).status for _ in range(8)} == {200}
+        assert {await state_of(url, replica.url) for replica in both} == {"up"}
+
+
+async def test_refusals_keep_their_connections_and_take_no_turns() -> None:
+    async with replicas(answering(BUSY), None) as [ill, well], router(ill, well) as url:
+        for _ in range(10):
+            assert (await post(url)).status == 200
+        assert (len(ill.seen), len(well.seen)) == (5, 10)
+        assert ill.carriers < 5
 
 
 async def test_a_worker_without_the_model_is_not_asked_instead() -> None:

@@ -39,6 +39,8 @@ pub struct RequestKey<'a> {
     /// Whether the usage in the answer does not tell how much of the text was cached: the text has hashes
     /// instead of media, or is cut off, or the request bypasses the worker's cache.
     pub is_incomparable: bool,
+    /// Whether another worker has refused the request or failed at it.
+    pub is_retry: bool,
 }
 
 /// The candidate that a policy chose, by its index, and what the policy expects of it.

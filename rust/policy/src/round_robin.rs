@@ -10,8 +10,13 @@ pub struct RoundRobin {
 }
 
 impl Policy for RoundRobin {
-    fn pick(&self, candidates: Candidates<'_>, _request: &RequestKey<'_>) -> Decision {
-        (self.next.fetch_add(1, Relaxed) % candidates.len()).into()
+    /// A retry takes no turn. If it did, a worker of two that refuses what it is asked would always be asked first.
+    fn pick(&self, candidates: Candidates<'_>, request: &RequestKey<'_>) -> Decision {
+        let turn = match request.is_retry {
+            true => self.next.load(Relaxed),
+            false => self.next.fetch_add(1, Relaxed),
+        };
+        (turn % candidates.len()).into()
     }
 }
 
@@ -19,6 +24,22 @@ impl Policy for RoundRobin {
 mod tests {
     use super::*;
     use crate::testing::{fleet, picks};
+
+    #[test]
+    fn a_retry_takes_no_turn() {
+        let (policy, fleet) = (RoundRobin::default(), fleet(2));
+        let pick = |fleet: &[_], is_retry| {
+            let request = RequestKey {
+                is_retry,
+                ..RequestKey::default()
+            };
+            policy.pick(Candidates::new(fleet), &request).index
+        };
+        for turn in 0..4 {
+            assert_eq!(pick(&fleet, false), turn % 2);
+            assert_eq!(pick(&fleet[1..], true), 0);
+        }
+    }
 
     #[test]
     fn goes_round() {

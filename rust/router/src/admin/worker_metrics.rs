@@ -131,10 +131,26 @@ fn is_sample(name: &str, rest: &str) -> bool {
 
 /// The labels with one called `worker` renamed, as Prometheus itself does.
 fn exported(labels: &str) -> String {
-    if let Some(rest) = labels.strip_prefix("worker=\"") {
-        return format!("exported_worker=\"{rest}");
+    let (mut rest, mut name_at) = (labels, 0);
+    // Each turn reads a name and its value, in which quotes have a backslash before them.
+    while let Some((name, value)) = rest.split_once("=\"") {
+        if name.trim() == "worker" {
+            let (before, label) = labels.split_at(name_at);
+            return format!("{before}exported_{}", label.trim_start());
+        }
+        let mut is_escaped = false;
+        let end = value.find(|c| {
+            let ends = c == '"' && !is_escaped;
+            is_escaped = c == '\\' && !is_escaped;
+            ends
+        });
+        let Some(after) = end.and_then(|end| value[end + 1..].strip_prefix(',')) else {
+            break;
+        };
+        name_at = labels.len() - after.len();
+        rest = after;
     }
-    labels.replacen("\",worker=\"", "\",exported_worker=\"", 1)
+    labels.to_owned()
 }
 
 #[cfg(test)]
@@ -200,6 +216,13 @@ mod tests {
         assert_eq!(
             families.text(),
             "a{worker=\"0\",exported_worker=\"x\"} 1\nb{worker=\"0\",c=\"d\",exported_worker=\"x\"} 2\ne{worker=\"0\"} 3\n"
+        );
+        // What looks like one within a value is none.
+        let quoted = r#"c="\",worker=\"",d="\\""#;
+        assert_eq!(exported(&format!("{quoted}}} 1")), format!("{quoted}}} 1"));
+        assert_eq!(
+            exported(&format!("{quoted},worker=\"x\"}} 1")),
+            format!("{quoted},exported_worker=\"x\"}} 1")
         );
     }
 }

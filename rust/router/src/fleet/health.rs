@@ -84,7 +84,7 @@ impl HealthChecks {
         let probes = &self.probes;
         let mut tick = interval(probes.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut slow = 0;
+        let (mut slow, mut is_first) = (0, true);
         let mut headers = HeaderMap::new();
         if let Some(key) = &probes.key {
             headers.insert(AUTHORIZATION, key.clone());
@@ -94,6 +94,10 @@ impl HealthChecks {
             tick.tick().await;
             if !self.fleet.has(&worker) {
                 return;
+            }
+            // Workers that joined together are not all asked in the same moments.
+            if std::mem::take(&mut is_first) {
+                tick.reset_after(probes.interval.mul_f64(fastrand::f64()));
             }
             let since = clock::now();
             let probe = probe(&worker, &self.trust, &headers);

@@ -77,6 +77,9 @@ pub async fn run(
         match attempt.send(&worker, &mut attempts).await {
             Outcome::Answered(response, upstream) => {
                 if attempts.on_response(&worker, &response, attempt.is_whole()) {
+                    if let Some(upstream) = upstream {
+                        lane.pool.finish(response.into_body(), upstream);
+                    }
                     continue;
                 }
                 return Ok(WorkerAnswer {

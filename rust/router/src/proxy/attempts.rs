@@ -97,10 +97,9 @@ impl<'a> Attempts<'a> {
         is_whole: bool,
     ) -> bool {
         let status = response.status();
+        // 503 is about the worker. 429 is about the client, and says nothing to others.
         let busy = match status {
-            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
-                retry_after(response.headers())
-            }
+            StatusCode::SERVICE_UNAVAILABLE => retry_after(response.headers()),
             _ => None,
         };
         // A worker that asks for time has not failed.

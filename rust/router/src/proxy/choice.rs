@@ -68,8 +68,10 @@ pub fn choose<'a>(
             model: &found.model,
             session,
             is_incomparable: found.has_media || found.is_cut || found.bypasses_cache,
+            is_retry: false,
         };
     }
+    request.is_retry = !tried.is_empty();
     needs.model.clear();
     if by_model {
         needs

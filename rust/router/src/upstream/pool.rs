@@ -2,13 +2,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::spawn_local;
+use tokio::time::timeout;
+
 use crate::base::clock;
-use crate::upstream::connection::Upstream;
+use crate::upstream::connection::{Begun, Upstream};
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::trust::Trust;
 
@@ -22,6 +26,10 @@ pub struct Pool {
     sweeps: Cell<u32>,
     trust: Arc<Trust>,
 }
+
+/// The rest of an answer that is read to keep its connection: bytes, and time.
+const REST: usize = 64 << 10;
+const REST_TIME: Duration = Duration::from_secs(1);
 
 impl Pool {
     pub fn new(trust: Arc<Trust>) -> Rc<Pool> {
@@ -63,6 +71,24 @@ impl Pool {
                 .or_default()
                 .push(upstream);
         }
+    }
+
+    /// Reads the rest of an answer that no client gets, if it is short and comes at once, and keeps its connection: a fleet
+    /// that refuses much would pay a new one for each refusal.
+    pub fn finish(self: &Rc<Self>, answer: Begun, mut upstream: Box<Upstream>) {
+        let (pool, mut incoming) = (self.clone(), answer.incoming);
+        spawn_local(timeout(REST_TIME, async move {
+            let mut read = 0;
+            while let Some(frame) = poll_fn(|cx| upstream.poll_frame(&mut incoming, cx)).await {
+                match frame {
+                    Ok(frame) if read <= REST => {
+                        read += frame.data_ref().map_or(0, |data| data.len());
+                    }
+                    _ => return,
+                }
+            }
+            pool.put_back(upstream);
+        }));
     }
 
     /// Closes connections that workers have closed, that stayed unused between two sweeps, or whose workers are gone.

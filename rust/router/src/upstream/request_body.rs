@@ -85,10 +85,39 @@ pub fn poll_client(
     }
 }
 
+/// How many refused bodies a lane reads at once. The connections of more are closed at once.
+const MOST_DISCARDED: usize = 256;
+
+thread_local! {
+    static DISCARDED: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts a refused body that is being read.
+struct Discarding;
+
+impl Discarding {
+    fn begin() -> Option<Discarding> {
+        let count = DISCARDED.get();
+        (count < MOST_DISCARDED).then(|| {
+            DISCARDED.set(count + 1);
+            Discarding
+        })
+    }
+}
+
+impl Drop for Discarding {
+    fn drop(&mut self) {
+        DISCARDED.set(DISCARDED.get() - 1);
+    }
+}
+
 /// Goes on reading a refused body for a while. Otherwise a client that is still sending would be reset before it has
 /// read why.
 pub async fn discard(mut incoming: Incoming) {
     const AT_MOST: usize = 64 << 20;
+    let Some(_discarding) = Discarding::begin() else {
+        return;
+    };
     let reading = async {
         let mut read = 0;
         while let Some(Ok(frame)) =
