@@ -150,9 +150,11 @@ class FleetMember:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout), _client() as http:
                 while not ended.done():
+                    # Before it is asked: it may end as soon as it has answered.
+                    is_own = listens(process.pid, self._port)
                     with contextlib.suppress(httpx.TransportError):
                         answer = await http.get(f"{self.base_url}/health", timeout=2.0)
-                        if not listens(process.pid, self._port):
+                        if not is_own:
                             stranger = f" another program answers at {self.base_url}; give another port"
                         elif answer.status_code == 200:
                             self.is_up = True
