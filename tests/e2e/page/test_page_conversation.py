@@ -9,6 +9,7 @@ import wave
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from page_proxy import Proxy, says, told
 from playwright.sync_api import Page, expect
@@ -22,7 +23,8 @@ CODE = "Write a Python function that adds two numbers."
 
 def test_a_question_is_answered_in_writing_and_aloud(page: Page) -> None:
     expect(page.get_by_role("heading", name="Talk to speech-chat")).to_be_visible()
-    ask(page, FRANCE)
+    with page.expect_response("**/v1/chat/completions") as answered:
+        ask(page, FRANCE)
     expect(answer(page)).to_contain_text("Paris")
     expect(page.locator("#welcome")).to_be_hidden()
     expect(page.get_by_label("Your message")).to_have_value("")
@@ -33,7 +35,12 @@ def test_a_question_is_answered_in_writing_and_aloud(page: Page) -> None:
     assert saved.value.suggested_filename == "The capital of France is Paris.wav"
     with wave.open(io.BytesIO(Path(saved.value.path()).read_bytes())) as file:
         assert file.getframerate() == 24_000
-        assert file.getnframes() > 24_000
+        seconds = file.getnframes() / 24_000
+        samples = np.frombuffer(file.readframes(file.getnframes()), np.int16) / 32768
+    assert seconds > 1
+    assert np.abs(samples).max() > 0.1
+    # It came as Opus: its samples would be 64 kB a second.
+    assert len(answered.value.body()) / seconds < 25_000
 
 
 def test_what_was_said_before_is_sent_again(proxy: Proxy, faulty: Page) -> None:

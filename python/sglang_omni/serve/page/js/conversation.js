@@ -2,6 +2,7 @@
 
 import { events } from "./api.js";
 import { mediaAt, messagesOf } from "./messages.js";
+import { OpusStream } from "./opus.js";
 import { LOST, problemOf } from "./problems.js";
 import { Turn } from "./turn.js";
 import { pcmOf } from "./wav.js";
@@ -133,7 +134,7 @@ export class Conversation extends EventTarget {
       });
       ids.id = response.headers.get("x-request-id") ?? ids.id;
       if (!response.ok) throw await problemOf(response);
-      last = await this.#read(response, turn, before.at(-1), ids.began);
+      last = await this.#read(response, turn, { question: before.at(-1), began: ids.began, format: body.audio?.format });
       this.#finish(turn, last.reason);
     } catch (error) {
       this.#fail(turn, error, (field) => mediaAt(before, system, field));
@@ -144,32 +145,42 @@ export class Conversation extends EventTarget {
   }
 
   /* Adds a stream's events to a turn; returns what its last ones told. */
-  async #read(response, turn, question, began) {
+  async #read(response, turn, { question, began, format }) {
     const after = () => `after ${((performance.now() - began) / 1000).toFixed(2)} s`;
     const last = {};
-    let words = false, sound = false;
-    for await (const event of events(response)) {
-      if (event.error) throw await problemOf(event);
-      if (event.heard) question.setHeard(event.heard);
-      if (event.usage) last.usage = event.usage;
-      if (event.timings) last.timings = event.timings;
-      for (const { delta = {}, finish_reason } of event.choices ?? []) {
-        if (finish_reason) last.reason = finish_reason;
-        if (delta.reasoning_content) turn.appendReasoning(delta.reasoning_content);
-        for (const call of delta.tool_calls ?? []) turn.appendCall(call);
-        if (delta.content) {
-          if (!words) { turn.note(`first word ${after()}`); this.#tell("progress", "Answering …"); }
-          words = true;
-          turn.appendText(delta.content);
-        }
-        if (delta.audio?.data) {
-          if (!sound) turn.note(`first sound ${after()}`);
-          sound = true;
-          const samples = pcmOf(delta.audio.data), rate = delta.audio.sample_rate ?? 24_000;
-          turn.addAudio(samples, rate);
-          this.#tell("sound", { samples, rate });
+    let words = false, sound = false, opus = null;
+    const addSound = (samples, rate) => {
+      if (!sound) turn.note(`first sound ${after()}`);
+      sound = true;
+      turn.addAudio(samples, rate);
+      this.#tell("sound", { samples, rate });
+    };
+    try {
+      for await (const event of events(response)) {
+        if (event.error) throw await problemOf(event);
+        if (event.heard) question.setHeard(event.heard);
+        if (event.usage) last.usage = event.usage;
+        if (event.timings) last.timings = event.timings;
+        for (const { delta = {}, finish_reason } of event.choices ?? []) {
+          if (finish_reason) last.reason = finish_reason;
+          if (delta.reasoning_content) turn.appendReasoning(delta.reasoning_content);
+          for (const call of delta.tool_calls ?? []) turn.appendCall(call);
+          if (delta.content) {
+            if (!words) { turn.note(`first word ${after()}`); this.#tell("progress", "Answering …"); }
+            words = true;
+            turn.appendText(delta.content);
+          }
+          if (delta.audio?.data) {
+            const rate = delta.audio.sample_rate ?? 24_000;
+            if (format === "opus") (opus ??= new OpusStream(rate, (samples) => addSound(samples, rate))).write(delta.audio.data);
+            else addSound(pcmOf(delta.audio.data), rate);
+          }
         }
       }
+      await opus?.end();
+    } finally {
+      /* What is not decoded yet when the person stops is not heard. */
+      opus?.close();
     }
     return last;
   }

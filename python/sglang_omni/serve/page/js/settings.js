@@ -1,5 +1,7 @@
 /* What the person has set: kept in the browser, shown in the settings' panel, and sent with each request. */
 
+import { decodesOpus } from "./opus.js";
+
 const STORED = "settings";
 const DEFAULTS = { speak: true, voice: "", temperature: NaN, tokens: 400, system: "", theme: "system" };
 /* Where the slider stands while nothing is set: a usual model's own value. */
@@ -61,7 +63,7 @@ export class Settings extends EventTarget {
       ...(this.temperature === null ? {} : { temperature: this.temperature }),
       max_tokens: this.tokens,
       modalities: this.speak ? ["text", "audio"] : ["text"],
-      ...(this.speak ? { audio: { format: "pcm16", ...(this.voice ? { voice: this.voice } : {}) } } : {}),
+      ...(this.speak ? { audio: { format: decodesOpus ? "opus" : "pcm16", ...(this.voice ? { voice: this.voice } : {}) } } : {}),
     };
   }
 }

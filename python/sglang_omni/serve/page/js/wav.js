@@ -28,8 +28,12 @@ export async function samplesOf(blob) {
   return { samples: new Int16Array(bytes.slice(HEADER)), rate: new DataView(bytes).getUint32(24, true) };
 }
 
+export function bytesOf(base64) {
+  return Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+}
+
 /** The samples of base64 PCM16, as a stream's `delta.audio.data` has it. */
 export function pcmOf(base64) {
-  const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+  const bytes = bytesOf(base64);
   return new Int16Array(bytes.buffer, 0, bytes.length >> 1);
 }

@@ -14,10 +14,10 @@ export class Stage {
     conversation.addEventListener("turn", ({ detail: turn }) => {
       this.#caption.textContent = "";
       turn.addEventListener("change", () => {
-        if (turn === conversation.turns.at(-1)) this.#caption.textContent = lastWords(turn.text || turn.heard);
+        const isShown = !this.element.hidden && turn === conversation.turns.at(-1);
+        if (isShown) this.#caption.textContent = lastWords(turn.text || turn.heard);
       });
     });
-    conversation.addEventListener("load", () => { this.#caption.textContent = ""; });
   }
 
   /** @param state "listening", "hearing", "thinking" or "speaking". */
@@ -32,6 +32,7 @@ export class Stage {
 
   set isOpen(isOpen) {
     this.element.hidden = !isOpen;
+    this.#caption.textContent = "";
     this.element.parentElement.classList.toggle("hands-free", isOpen);
   }
 }
