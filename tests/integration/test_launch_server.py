@@ -167,7 +167,9 @@ def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
     server.children("")
     # As the end of a terminal has it: to all processes of the group.
     os.killpg(server.process.pid, signal.SIGHUP)
-    server.wait_for(lambda: "2 requests have 1000 s to end" in server.lines("[server]"), "it does not drain")
+    server.wait_for(
+        lambda: "waiting up to 1000 s for 2 requests" in server.lines("[server]"), "it does not drain"
+    )
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         refused = client.post("/v1/completions", json={"prompt": "hi"})
         assert_refused(refused)
@@ -184,7 +186,7 @@ def test_a_replica_lets_sessions_end(launch):
     with connect(url, proxy=None) as ending, connect(url, proxy=None) as staying:
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(
-            lambda: "0 requests and 2 WebSockets have 1000 s to end" in server.lines("[server]"),
+            lambda: "waiting up to 1000 s for 2 WebSockets" in server.lines("[server]"),
             "it does not drain",
         )
         with pytest.raises(InvalidStatus) as refused:
