@@ -7,9 +7,6 @@ first sound of their answers. An agent runs over chats and over responses. Print
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import wave
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from agents.voice import (
     VoicePipeline,
     VoicePipelineConfig,
 )
+from talking_scripts import run
 
 RATE = 24_000
 INSTRUCTIONS = "You are a helpful assistant."
@@ -145,15 +143,5 @@ async def everything(base_url: str, model: str, wavs: list[Path]) -> dict:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--base-url", required=True, help="http://HOST/v1")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("wavs", nargs="+", type=Path)
-    options = parser.parse_args()
-    told = asyncio.run(asyncio.wait_for(everything(options.base_url, options.model, options.wavs), 240))
-    print(json.dumps(told))
-
-
 if __name__ == "__main__":
-    main()
+    run(everything)

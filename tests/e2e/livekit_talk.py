@@ -7,9 +7,7 @@ error, as JSON.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import logging
 import time
 import wave
@@ -19,6 +17,7 @@ from livekit import rtc
 from livekit.agents import Agent, AgentSession
 from livekit.agents.voice import io
 from livekit.plugins import openai
+from talking_scripts import run
 
 RATE = 24_000
 FRAME = RATE // 50
@@ -145,15 +144,5 @@ async def talk(base_url: str, model: str, wavs: list[Path]) -> dict:
     return told
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--base-url", required=True, help="http://HOST/v1")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("wavs", nargs="+", type=Path)
-    options = parser.parse_args()
-    told = asyncio.run(asyncio.wait_for(talk(options.base_url, options.model, options.wavs), 240))
-    print(json.dumps(told))
-
-
 if __name__ == "__main__":
-    main()
+    run(talk)

@@ -10,6 +10,7 @@ from collections import deque
 from sglang_omni.pipeline.transport.base import Deliver
 from sglang_omni.pipeline.transport.ipc.address import socket_path
 from sglang_omni.pipeline.transport.ipc.listener import IpcListener
+from sglang_omni.pipeline.transport.ipc.receiving import received
 from sglang_omni.pipeline.transport.ipc.reconnecting import Reconnecting
 from sglang_omni.pipeline.transport.ipc.zmtp import Parser, ZmtpError, frame_header, opening
 from sglang_omni.pipeline.transport.limits import QUEUED_ABORTS, REMEMBERED_ABORTS
@@ -92,12 +93,9 @@ class _Subscriber:
         self._sock.close()
 
     def _read(self) -> None:
-        try:
-            data = self._sock.recv(4096)
-        except BlockingIOError:
+        data = received(self._sock)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self.close()
             return

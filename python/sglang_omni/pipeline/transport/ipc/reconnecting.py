@@ -7,6 +7,7 @@ import logging
 import socket
 
 from sglang_omni.pipeline.transport.ipc.address import socket_path
+from sglang_omni.pipeline.transport.ipc.receiving import received
 from sglang_omni.pipeline.transport.ipc.zmtp import Parser, SocketType, ZmtpError, opening
 from sglang_omni.pipeline.transport.limits import FIRST_RETRY_S, LONGEST_RETRY_S
 from sglang_omni.supervision.forks import own
@@ -99,12 +100,9 @@ class Reconnecting:
     def _read(self) -> None:
         """Reads the peer's handshake, its messages, and its end."""
         assert self._sock is not None
-        try:
-            data = self._sock.recv(4096)
-        except BlockingIOError:
+        data = received(self._sock)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self._lose()
             return
