@@ -5,11 +5,12 @@ import { math } from "./math.js";
 
 /* Emphasis within emphasis, at most. */
 const DEPTH = 6;
-/* No lookbehind and no nested repetition: the time is at most quadratic in a text, which is short. */
+/* No lookbehind and no nested repetition: the time is at most quadratic in a text, which is short. A formula has a
+   thousand letters at most, since its signs are common. */
 const TOKEN = new RegExp(
   [
-    "\\\\\\[(?<shown>[^]+?)\\\\\\]|\\$\\$(?<dollars>[^]+?)\\$\\$", // a formula on a line of its own
-    "\\\\\\((?<formula>[^]+?)\\\\\\)", // a formula in the line
+    "\\\\\\[(?<shown>[^]{1,1000}?)\\\\\\]|\\$\\$(?<dollars>[^]{1,1000}?)\\$\\$", // a formula on a line of its own
+    "\\\\\\((?<formula>[^]{1,1000}?)\\\\\\)", // a formula in the line
     "\\$(?=[^\\s$])(?<money>[^$\\n]*?[^\\s$\\\\])\\$(?!\\w)", // the same, unless it is two prices
     "\\\\(?<escaped>[!-/:-@[-`{-~])",
     "(?<ticks>`+)(?!`)(?<code>[^]*?[^`])\\k<ticks>(?!`)",
