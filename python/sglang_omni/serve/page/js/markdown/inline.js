@@ -38,13 +38,18 @@ export function inline(text) {
 
 function read(text, depth) {
   const nodes = [];
+  /* Of text in a row one node is made: many are slow to take away again. */
+  const add = (node) => {
+    if (typeof node === "string" && typeof nodes.at(-1) === "string") nodes.push(nodes.pop() + node);
+    else nodes.push(node);
+  };
   let end = 0;
   for (const found of text.matchAll(TOKEN)) {
-    if (found.index > end) nodes.push(text.slice(end, found.index));
+    if (found.index > end) add(text.slice(end, found.index));
     end = found.index + found[0].length;
-    nodes.push(nodeOf(found, depth));
+    add(nodeOf(found, depth));
   }
-  if (end < text.length) nodes.push(text.slice(end));
+  if (end < text.length) add(text.slice(end));
   return nodes;
 }
 
