@@ -54,7 +54,7 @@ class IpcRuntimeDir:
     def hold_ports(self, host: str, count: int) -> list[int]:
         """Free ports of an address of this machine, for processes of the run to listen on.
 
-        Until the folder is closed, the system gives them to nobody else.
+        No other program gets them until the folder is closed.
 
         Raises:
             OSError: The address cannot be used.

@@ -1,4 +1,4 @@
-"""What a request's caller is told of an exception in a stage."""
+"""The errors that an exception in a stage becomes for its request's caller."""
 
 from __future__ import annotations
 

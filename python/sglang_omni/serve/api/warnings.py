@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# By their texts, so that each is said once. None where nobody would read them.
+# The texts as keys, so that each is said once; None where the answer has no place for warnings.
 _warnings: ContextVar[dict[str, None] | None] = ContextVar("_warnings", default=None)
 
 

@@ -29,7 +29,7 @@ const ADAPTER: u8 = 0x1f;
 /// Stands before a salt, which keeps a prompt apart from equal ones in caches.
 const SALT: u8 = 0x1c;
 
-/// Stands before what a chat template is told beside the conversation, each followed by its place in `SETTINGS`.
+/// Stands before each of the `SETTINGS`, whose index there follows it.
 const SETTING: u8 = 0x1b;
 /// Fields that change how a conversation is written, mostly in its first tokens.
 const SETTINGS: [&[u8]; 4] = [
@@ -55,8 +55,9 @@ struct Parts<'a> {
 }
 
 /// Appends to `key` the text that a model would see, first to last, whatever the order of the fields: the cache
-/// salt, what the template is told, the adapter, the system prompt, tools and documents, a hash of each medium, then
-/// the prompt, or each message's role and content. A system message that begins the messages is the system prompt. Reads bodies of OpenAI's APIs, Anthropic's, and SGLang's `/generate`.
+/// salt, the settings of the chat template, the adapter, the system prompt, tools and documents, a hash of each medium,
+/// then the prompt, or each message's role and content. A system message that begins the messages is the system prompt.
+/// Reads bodies of OpenAI's APIs, Anthropic's, and SGLang's `/generate`.
 pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
     let mut found = Scan::default();
     let mut parts = Parts::default();
