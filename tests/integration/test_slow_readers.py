@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,10 +11,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import psutil
 import pytest
+from own_pipelines import served
 
-HERE = Path(__file__).parent
 PLACES = 4
 MEGABYTES = 20
 CONFIG = """
@@ -29,37 +23,17 @@ endpoints: {{base_path: {folder}/run}}
 stages:
   - {{name: flood, process: a, factory: served_stages.Flood, terminal: true}}
 """
-START_S = 60.0
 # Shorter than the time for which a server keeps a connection whose client takes nothing.
 PATIENCE = 40.0
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    config, log = tmp_path / "pipeline.yaml", tmp_path / "log"
+    config = tmp_path / "pipeline.yaml"
     config.write_text(CONFIG.format(folder=tmp_path))
-    with log.open("wb") as out:
-        process = psutil.Popen(
-            [
-                *(sys.executable, "-m", "sglang_omni.launch_server", "--config", str(config), "--port", "0"),
-                *("--parent-pid", str(os.getpid())),
-                *("--max-concurrent-requests", str(PLACES), "--queue-size", "0"),
-            ],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    deadline = time.monotonic() + START_S
-    while not (served := re.search(r"served on (\S+)", log.read_text())):
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
-    yield served[1]
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(20)
-    except psutil.TimeoutExpired:
-        process.kill()
+    places = ("--max-concurrent-requests", str(PLACES), "--queue-size", "0")
+    with served(tmp_path, "--config", str(config), *places, import_from=(Path(__file__).parent,)) as url:
+        yield url
 
 
 def begin(url: str) -> socket.socket:
