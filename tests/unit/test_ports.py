@@ -20,8 +20,8 @@ with bind_alone("127.0.0.1", int(sys.argv[1])) as listener:
     listen(listener, 1)
     print("listens", flush=True)
     accepted = own(listener.accept()[0])
-    if child := os.fork():
-        print(child, flush=True)
+    if not os.fork():
+        print(os.getpid(), flush=True)
     sys.stdin.read()
 """
 IN_USE = r"port \d+ of 127.0.0.1 is in use; give another one, or 0 for a free one"

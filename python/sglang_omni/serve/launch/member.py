@@ -145,25 +145,25 @@ class FleetMember:
     async def _until_healthy(
         self, process: asyncio.subprocess.Process, ended: asyncio.Future[int], timeout: float
     ) -> str:
-        """What is wrong if it was not healthy in time; empty if it was, or has ended by itself."""
-        stranger = ""
+        """What is wrong if it was not healthy in time, or has ended beside another program on its port."""
+        health = f"{self.base_url}/health"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout), _client() as http:
                 while not ended.done():
-                    # Before it is asked: it may end as soon as it has answered.
-                    is_own = listens(process.pid, self._port)
-                    with contextlib.suppress(httpx.TransportError):
-                        answer = await http.get(f"{self.base_url}/health", timeout=2.0)
-                        if not is_own:
-                            stranger = f" another program answers at {self.base_url}; give another port"
-                        elif answer.status_code == 200:
-                            self.is_up = True
-                            self.limits = _told_limits(answer)
-                            self.healthy.set()
-                            logger.info("%s is up at %s", self.name, self.base_url)
-                            return ""
+                    if listens(process.pid, self._port):
+                        with contextlib.suppress(httpx.TransportError):
+                            answer = await http.get(health, timeout=2.0)
+                            if answer.status_code == 200:
+                                self.is_up = True
+                                self.limits = _told_limits(answer)
+                                self.healthy.set()
+                                logger.info("%s is up at %s", self.name, self.base_url)
+                                return ""
                     await asyncio.sleep(_POLL_S)
-                return stranger
+                with contextlib.suppress(httpx.TransportError):
+                    await http.get(health, timeout=2.0)
+                    return f" another program answers at {self.base_url}; give another port"
+                return ""
         return f" not healthy after {timeout:g} s"
 
     async def _until_silent(self, ended: asyncio.Future[int]) -> bool:
