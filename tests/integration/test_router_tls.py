@@ -103,6 +103,28 @@ async def test_requests_and_answers_of_any_size(certificate: Certificate) -> Non
         writer.close()
 
 
+async def test_who_takes_an_answer_slowly_keeps_nobody_out(certificate: Certificate) -> None:
+    large = bytes(range(250)) * 80_000
+
+    async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(large if "/large" in seen.line else b"ok"))
+        await writer.drain()
+
+    options = certificate.options | {"max_concurrent_requests": 1, "queue_size": 0, "stall_timeout": 3600.0}
+    async with replicas(answer) as [replica], router(replica, **options) as url:
+        reader, writer = await secured(url, certificate.client)
+        writer.write(request(head="POST /large HTTP/1.1"))
+        line, headers = await read_head(reader)
+        assert line == "HTTP/1.1 200 OK"
+
+        async def status() -> int:
+            return (await ask(url, certificate.client, request())).status
+
+        await comes_to(200, status)
+        assert await read_body(reader, headers) == large
+        writer.close()
+
+
 async def test_websocket(certificate: Certificate) -> None:
     async with (
         websocket_echo() as worker,

@@ -133,8 +133,8 @@ class RouterConfig:
     stall_timeout: float = option(
         60.0,
         LIMITS,
-        "a client that sends less than 1 KiB a second of a body for this long gets 408; one that reads "
-        "nothing of its answer for this long is disconnected",
+        "a client that sends less than 1 KiB a second of a body for this long gets 408; one that takes "
+        "nothing of its answer for this long, or less than 8 KiB a second after it, is disconnected",
         metavar="SECONDS",
     )
     stream_idle_timeout: float = option(

@@ -28,7 +28,7 @@ pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
     let mut out = String::with_capacity(16 << 10);
     requests(&mut out, &proxy.metrics);
     let m = &proxy.metrics;
-    let plain: [Row<u64>; 12] = metrics! {
+    let plain: [Row<u64>; 13] = metrics! {
         gauge requests_in_flight = m.in_flight(), "Requests on their way to a worker, or at one.";
         gauge requests_waiting = proxy.in_flight.waiting() as u64,
             "Requests that wait because --max-concurrent-requests are in flight.";
@@ -38,6 +38,8 @@ pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
         counter connections_total = m.sum(|lane| &lane.accepted), "Client connections accepted.";
         counter tls_handshakes_failed_total = m.sum(|lane| &lane.failed_handshakes),
             "Client connections that ended before TLS was set up.";
+        counter slow_clients_total = m.sum(|lane| &lane.slow_clients),
+            "Clients that were cut because they took their answers too slowly.";
         counter retries_total = m.retries.load(Relaxed),
             "Attempts after a failed one, on another worker or on a new connection.";
         counter unserved_total = m.unserved.load(Relaxed), "Requests that no worker could take.";

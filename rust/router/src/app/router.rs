@@ -155,6 +155,7 @@ impl Router {
             limits: settings::limits(&config),
             handshake_timeout: config.header_timeout,
             drain_timeout: config.drain_timeout,
+            unsent: Arc::default(),
             stopping: stopped,
         });
         let running = Arc::new(Running {

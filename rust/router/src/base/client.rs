@@ -1,10 +1,14 @@
 //! The state of one client's connection: what it waits for, and since when.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
+use std::time::Duration;
 
 use crate::base::clock::{self, LaneClock, Tick};
+
+/// Bytes of its answer that a client must take each second, on average, while it is behind.
+const LEAST_RATE: u64 = 8192;
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,10 +22,8 @@ pub enum Phase {
     Busy = 2,
     /// More of the request's body from the client.
     Body = 3,
-    /// The client to take more of the answer.
-    Blocked = 4,
     /// The worker to send more of the answer.
-    Answer = 5,
+    Answer = 4,
 }
 
 impl Phase {
@@ -31,10 +33,25 @@ impl Phase {
             Phase::Head,
             Phase::Busy,
             Phase::Body,
-            Phase::Blocked,
             Phase::Answer,
         ][value as usize]
     }
+}
+
+/// How slowly a client takes its answer.
+pub struct Lag {
+    /// Bytes that wait for it.
+    pub unread: u64,
+    /// Bytes that it has taken in this time.
+    pub taken: u64,
+    pub seconds: f32,
+}
+
+/// Whether a client that has taken nothing for `idle` ticks, and so many bytes in the last `waited`, is slower than one
+/// may be after `limit`.
+fn is_too_slow(idle: Tick, waited: Tick, taken: u64, limit: Tick) -> bool {
+    let earned = Duration::from_secs_f64(taken as f64 / LEAST_RATE as f64);
+    idle > limit || waited > limit.saturating_add(clock::ticks(earned))
 }
 
 /// One thread uses it. It is atomic because it is part of the connection's future, which hyper wants to be `Send`.
@@ -45,13 +62,20 @@ pub struct Client {
     since: AtomicU32,
     is_late: AtomicBool,
     has_left: AtomicBool,
-    /// Whether the worker has been asked for more of the answer than it has sent.
-    awaits_answer: AtomicBool,
     /// Whether only a reset tells the client that its answer is not whole.
     is_cut: AtomicBool,
     /// Ticks waited for the client's body, and bytes of it that came, since it last counted as moving.
     body_waited: AtomicU32,
     body_bytes: AtomicU32,
+    /// Since when the client is behind: bytes of answers wait for it, in whatever phase. 0 if it is not.
+    behind_since: AtomicU32,
+    /// When it last took any, since then.
+    last_taken: AtomicU32,
+    /// Whether the lane has found it behind for more than a moment.
+    is_slow: AtomicBool,
+    /// Bytes that it has taken since then, and bytes that are held for it.
+    taken: AtomicU64,
+    unread: AtomicU64,
     /// Wakes the connection's task.
     task: OnceLock<Waker>,
 }
@@ -83,7 +107,6 @@ impl Client {
 
     /// Notes that there is nothing to send until the worker has sent more.
     pub fn awaits_answer(&self) {
-        self.awaits_answer.store(true, Relaxed);
         if self.phase() == Phase::Busy {
             self.enters(Phase::Answer);
         }
@@ -91,7 +114,6 @@ impl Client {
 
     /// Notes that the worker has sent more, or all.
     pub fn is_answered(&self) {
-        self.awaits_answer.store(false, Relaxed);
         if self.phase() == Phase::Answer {
             self.enters(Phase::Busy);
         }
@@ -106,12 +128,74 @@ impl Client {
         self.is_cut.load(Relaxed)
     }
 
-    /// Notes that the client takes its answer again.
-    pub fn is_unblocked(&self) {
-        self.enters(match self.awaits_answer.load(Relaxed) {
-            true => Phase::Answer,
-            false => Phase::Busy,
-        });
+    /// Notes that bytes wait for the client, which cannot take them now.
+    pub fn falls_behind(&self) {
+        if !self.is_behind() {
+            self.taken.store(0, Relaxed);
+            self.behind_since.store(clock::now(), Relaxed);
+            self.last_taken.store(clock::now(), Relaxed);
+        }
+    }
+
+    pub fn is_behind(&self) -> bool {
+        self.behind_since.load(Relaxed) != 0
+    }
+
+    /// Whether nobody should wait for the client any more. One that only falls behind a fast worker now and then is not
+    /// slow.
+    pub fn is_slow(&self) -> bool {
+        self.is_slow.load(Relaxed)
+    }
+
+    /// Notes bytes that the client has taken.
+    pub fn takes(&self, bytes: usize) {
+        if self.is_behind() {
+            self.taken.fetch_add(bytes as u64, Relaxed);
+            self.last_taken.store(clock::now(), Relaxed);
+        }
+    }
+
+    /// Notes how many bytes are held for the client.
+    pub fn leaves_unread(&self, bytes: usize) {
+        self.unread.store(bytes as u64, Relaxed);
+    }
+
+    /// Notes that the client has taken all there is.
+    pub fn catches_up(&self) {
+        if self.is_behind() {
+            self.behind_since.store(0, Relaxed);
+            self.is_slow.store(false, Relaxed);
+            if matches!(self.phase(), Phase::Idle | Phase::Head) {
+                self.moves();
+            }
+            // The end of an answer that broke off may wait for this.
+            self.wake();
+        }
+    }
+
+    /// How slowly the client takes its answer, if it has taken nothing for longer than `limit`, or after `limit` less
+    /// than the least rate. For the lane to ask once a tick.
+    pub fn lags(&self, look: LaneClock, limit: Tick) -> Option<Lag> {
+        if !self.is_behind() {
+            return None;
+        }
+        let ticks_since = |start: &AtomicU32| {
+            let since = look.excusing(start.load(Relaxed));
+            start.store(since, Relaxed);
+            look.now - since
+        };
+        let waited = ticks_since(&self.behind_since);
+        let idle = ticks_since(&self.last_taken);
+        let taken = self.taken.load(Relaxed);
+        // The tick in which it fell behind may have been nearly over.
+        if waited > 1 && !self.is_slow.swap(true, Relaxed) {
+            self.wake();
+        }
+        is_too_slow(idle, waited, taken, limit).then(|| Lag {
+            unread: self.unread.load(Relaxed),
+            taken,
+            seconds: clock::seconds(waited),
+        })
     }
 
     /// Notes a piece of a body. The wait for the next piece starts anew only once the pieces add up to `floor` bytes:
@@ -187,5 +271,22 @@ impl Client {
         if let Some(task) = self.task.get() {
             task.wake_by_ref();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_must_take_something_and_enough_on_average() {
+        let minute = clock::ticks(Duration::from_secs(60));
+        assert!(!is_too_slow(minute, minute, 0, minute));
+        assert!(is_too_slow(minute + 1, minute + 1, 0, minute));
+        // However much it took before.
+        assert!(is_too_slow(minute + 1, 2 * minute, 1 << 30, minute));
+        // Two minutes, of which one is for nothing.
+        assert!(!is_too_slow(1, 2 * minute, 60 * LEAST_RATE, minute));
+        assert!(is_too_slow(1, 2 * minute + 1, 60 * LEAST_RATE, minute));
     }
 }

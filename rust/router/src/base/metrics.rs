@@ -41,6 +41,8 @@ pub struct LaneMetrics {
     /// Client connections accepted so far.
     pub accepted: AtomicU64,
     pub failed_handshakes: AtomicU64,
+    /// Clients that were cut because they took their answers too slowly.
+    pub slow_clients: AtomicU64,
 }
 
 #[derive(Default)]

@@ -26,6 +26,17 @@ pub fn limit_unacknowledged(_: &Socket, _: Duration) -> io::Result<()> {
     Ok(())
 }
 
+/// Bounds what the kernel holds of the data that it has not sent to the other host yet.
+#[cfg(target_os = "linux")]
+pub fn limit_not_sent(socket: &Socket, bytes: u32) -> io::Result<()> {
+    socket.set_tcp_notsent_lowat(bytes)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn limit_not_sent(_: &Socket, _: u32) -> io::Result<()> {
+    Ok(())
+}
+
 /// A connection to a client or to a worker.
 pub enum Stream {
     Plain(TcpStream),

@@ -4,7 +4,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, SystemTime};
 
 use socket2::SockRef;
@@ -12,16 +12,69 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::base::client::{Client, Phase};
 use crate::base::stream::Stream;
+use crate::front::unsent::Unsent;
 use crate::proxy::reply::{Reason, error_body};
 
 pub struct ClientIo {
     stream: Stream,
     client: Arc<Client>,
+    unsent: Unsent,
 }
 
 impl ClientIo {
-    pub fn new(stream: Stream, client: Arc<Client>) -> Self {
-        ClientIo { stream, client }
+    pub fn new(stream: Stream, client: Arc<Client>, unsent: Unsent) -> Self {
+        ClientIo {
+            stream,
+            client,
+            unsent,
+        }
+    }
+
+    /// Whether what the client does not take is held here. Outside of an answer nobody waits for the client but hyper,
+    /// with its next request, and an upgraded connection's two sides, at their own pace.
+    fn holds(&self) -> bool {
+        self.client.is_slow() && !matches!(self.client.phase(), Phase::Idle | Phase::Head)
+    }
+
+    /// Sends what was held; ready once that is done.
+    fn poll_unsent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.unsent.is_empty() {
+            let stream = Pin::new(&mut self.stream);
+            let sent = ready!(stream.poll_write_vectored(cx, &self.unsent.slices()))?;
+            if sent == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.unsent.are_sent(sent);
+            self.client.takes(sent);
+            self.client.leaves_unread(self.unsent.len());
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes behind all that was written before. What a slow client cannot take of an answer is held, as far as
+    /// there is room.
+    fn poll_send(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if self.poll_unsent(cx)?.is_ready() {
+            let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+            if let Poll::Ready(written) = written {
+                self.client.takes(*written.as_ref().unwrap_or(&0));
+                return Poll::Ready(written);
+            }
+        }
+        self.client.falls_behind();
+        let held = match self.holds() {
+            true => self.unsent.take_in(bufs),
+            false => 0,
+        };
+        self.client.leaves_unread(self.unsent.len());
+        match held {
+            0 => Poll::Pending,
+            held => Poll::Ready(Ok(held)),
+        }
     }
 }
 
@@ -65,7 +118,7 @@ impl AsyncRead for ClientIo {
                 Phase::Idle => self.client.enters(Phase::Head),
                 // A head must be complete in its time, however many bytes of it have come. The reader of a body counts
                 // its bytes.
-                Phase::Head | Phase::Body | Phase::Busy | Phase::Blocked | Phase::Answer => {}
+                Phase::Head | Phase::Body | Phase::Busy | Phase::Answer => {}
             }
         }
         outcome
@@ -92,17 +145,10 @@ impl AsyncWrite for ClientIo {
             && let Some(refusal) = with_body(buf)
         {
             // This is the first write into an empty send buffer, where a few hundred bytes always fit.
-            let written = Pin::new(&mut self.stream).poll_write(cx, refusal.as_bytes());
+            let written = self.poll_send(cx, &[io::IoSlice::new(refusal.as_bytes())]);
             return written.map_ok(|_| buf.len());
         }
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        match (self.client.phase(), written.is_pending()) {
-            (Phase::Busy | Phase::Answer, true) => self.client.enters(Phase::Blocked),
-            (Phase::Blocked, false) => self.client.is_unblocked(),
-            (Phase::Idle, false) => self.client.moves(),
-            _ => {}
-        }
-        written
+        self.poll_send(cx, bufs)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -110,10 +156,22 @@ impl AsyncWrite for ClientIo {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        // hyper calls it when it has nothing more to write.
+        if self.poll_unsent(cx)?.is_ready() && Pin::new(&mut self.stream).poll_flush(cx)?.is_ready()
+        {
+            self.client.catches_up();
+            return Poll::Ready(Ok(()));
+        }
+        self.client.falls_behind();
+        // hyper would read no more of the answer before all of this is sent. It calls again in each turn.
+        match self.holds() {
+            true => Poll::Ready(Ok(())),
+            false => Poll::Pending,
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_unsent(cx))?;
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,7 @@ use crate::front::cors;
 use crate::front::gate::{self, Gate};
 use crate::front::listen::BACKLOG;
 use crate::front::tls::Tls;
+use crate::front::unsent::Unsent;
 use crate::proxy;
 use crate::proxy::body::ReplyBody;
 use crate::proxy::lane::{Lane, Open};
@@ -66,6 +67,8 @@ pub struct Front {
     pub handshake_timeout: Duration,
     /// How long requests in flight may take once a drain was asked for.
     pub drain_timeout: Duration,
+    /// Bytes of answers that clients have not taken.
+    pub unsent: Arc<AtomicUsize>,
     pub stopping: watch::Receiver<Stopping>,
 }
 
@@ -96,7 +99,8 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
     let mut look_over = || {
         look = look.next(clock::advance());
         lane.look_over(look);
-        acceptor.clients.look_over(look, &front.limits);
+        let cut = acceptor.clients.look_over(look, &front.limits);
+        lane.metrics().slow_clients.fetch_add(cut, Relaxed);
     };
     loop {
         tokio::select! {
@@ -157,10 +161,11 @@ async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer
     let Some(stream) = secured(&acceptor, stream).await else {
         return;
     };
-    let entry = acceptor.clients.enter(stream.socket().as_raw_fd());
+    let entry = acceptor.clients.enter(stream.socket().as_raw_fd(), peer);
     let client = &entry.client;
     let service = service_fn(|request| respond(&acceptor, client, peer, request));
-    let io = TokioIo::new(ClientIo::new(stream, client.clone()));
+    let unsent = Unsent::new(acceptor.front.unsent.clone());
+    let io = TokioIo::new(ClientIo::new(stream, client.clone(), unsent));
     let mut http = http1::Builder::new();
     http.preserve_header_case(true);
     let mut http = pin!(http.serve_connection(io, service).with_upgrades());

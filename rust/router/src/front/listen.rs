@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::base::stream::{KEEPALIVE, limit_unacknowledged};
+use crate::base::stream::{KEEPALIVE, limit_not_sent, limit_unacknowledged};
 
 /// A bound for time-outs: the kernel takes them as milliseconds in 32 bits.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
@@ -32,6 +32,10 @@ pub fn allow_descriptors() {
 /// How much longer than `stall` a client's host may leave data unacknowledged.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 
+/// What a client does not take waits in the router, where it is counted. The kernel would take megabytes at once, and
+/// then nothing for minutes.
+const KERNEL_HOLDS: u32 = 256 << 10;
+
 /// Opens one listener for each lane on the same port; the kernel spreads connections over them. Accepted connections
 /// inherit these options, so that the router notices a client's host that vanished silently, as it does a worker's.
 /// `stall` is how long a client may read nothing.
@@ -55,6 +59,7 @@ pub fn bind(host: &str, port: u16, lanes: usize, stall: Duration) -> io::Result<
             socket.set_reuse_port(true)?;
             socket.set_tcp_keepalive(&KEEPALIVE)?;
             limit_unacknowledged(&socket, stall.saturating_add(UNACKNOWLEDGED).min(LONGEST))?;
+            limit_not_sent(&socket, KERNEL_HOLDS)?;
             socket.bind(&addr.into())?;
             socket.listen(BACKLOG as i32)?;
             socket.set_nonblocking(true)?;

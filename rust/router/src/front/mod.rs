@@ -1,8 +1,8 @@
 //! The clients' side: accepts connections and admits their requests.
 //!
 //! - [`listen`] opens the port. A [`connection`] is accepted there, perhaps with [`tls`].
-//! - [`clients`] are the open connections with their time limits; [`client_io`] reads and writes one, and [`hangups`] finds
-//!   those that nobody waits on any more.
+//! - [`clients`] are the open connections with their time limits; [`client_io`] reads and writes one, [`unsent`] holds
+//!   what its client has not taken yet, and [`hangups`] finds those that nobody waits on any more.
 //! - Each request passes the [`gate`], which asks [`auth`], [`access`], [`cors`] and [`cross_site`], and goes on
 //!   from `connection::route`.
 
@@ -17,3 +17,4 @@ pub mod gate;
 pub mod hangups;
 pub mod listen;
 pub mod tls;
+pub mod unsent;

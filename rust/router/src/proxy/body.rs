@@ -32,8 +32,6 @@ pub struct ResponseBody {
     finished: bool,
     /// Trailers or an error that came right behind data.
     next: Option<Result<Frame<Bytes>, BoxError>>,
-    /// Whether the data before an error has had its chance to leave.
-    is_flushed: bool,
     load: LoadGuard,
     /// Present if the policy wants to know how much of the prompt the worker had cached.
     receipt: Option<Receipt>,
@@ -58,7 +56,6 @@ impl ResponseBody {
             lane,
             finished: body.is_over,
             next: None,
-            is_flushed: false,
             load,
             receipt: None,
         }
@@ -102,12 +99,6 @@ impl Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         if let Some(next) = this.next.take() {
-            if next.is_err() && !std::mem::replace(&mut this.is_flushed, true) {
-                // On an error hyper drops what it has not written yet. It writes when there is nothing to read.
-                this.next = Some(next);
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
             return Poll::Ready(Some(next));
         }
         if this.finished {
@@ -118,10 +109,7 @@ impl Body for ResponseBody {
                 Ok(data) => data,
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             },
-            Some(Err(error)) => {
-                this.next = Some(Err(error));
-                return self.poll_frame(cx);
-            }
+            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
             None => return Poll::Ready(None),
         };
         let mut pieces = Pieces::default();
@@ -175,6 +163,8 @@ impl Drop for ResponseBody {
 pub enum Payload {
     Local(Option<Bytes>),
     Upstream(ResponseBody),
+    /// The error with which a worker's answer has ended.
+    Broken(Option<BoxError>),
 }
 
 /// The body of every answer. The request ends with it.
@@ -191,6 +181,16 @@ impl ReplyBody {
             client,
             record,
         }
+    }
+
+    /// Ends a worker's answer before it is whole. The request is over, but on an error hyper drops what it has not
+    /// written yet, and it writes when there is nothing to read: so the client gets the error behind all the rest.
+    fn breaks_off(&mut self, end: End, error: BoxError, cx: &Context<'_>) {
+        self.record.ends(end);
+        self.record.leaves();
+        self.client.is_answered();
+        self.payload = Payload::Broken(Some(error));
+        cx.waker().wake_by_ref();
     }
 }
 
@@ -212,32 +212,35 @@ impl Body for ReplyBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let frame = match &mut self.payload {
+        let this = &mut *self;
+        let frame = match &mut this.payload {
             Payload::Local(bytes) => bytes.take().map(|bytes| Ok(Frame::data(bytes))),
+            Payload::Broken(_) if this.client.is_behind() => return Poll::Pending,
+            Payload::Broken(error) => error.take().map(Err),
             Payload::Upstream(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(Some(Err(error))) => {
+                    this.breaks_off(End::WorkerCut, error, cx);
+                    return Poll::Pending;
+                }
                 Poll::Ready(frame) => {
-                    self.client.is_answered();
+                    this.client.is_answered();
                     frame
                 }
-                Poll::Pending if self.client.phase() == Phase::Answer && self.client.is_late() => {
-                    self.record.ends(End::IdleTimeout);
+                Poll::Pending if this.client.phase() == Phase::Answer && this.client.is_late() => {
                     let why = "the worker sent nothing more in time";
-                    return Poll::Ready(Some(Err(why.into())));
+                    this.breaks_off(End::IdleTimeout, why.into(), cx);
+                    return Poll::Pending;
                 }
                 Poll::Pending => {
-                    self.client.awaits_answer();
+                    this.client.awaits_answer();
                     return Poll::Pending;
                 }
             },
         };
-        match &frame {
-            Some(Ok(frame)) => {
-                let bytes = frame.data_ref().map_or(0, Bytes::len);
-                let is_last = self.is_end_stream();
-                self.record.passes(bytes, is_last);
-            }
-            Some(Err(_)) => self.record.ends(End::WorkerCut),
-            None => {}
+        if let Some(Ok(frame)) = &frame {
+            let bytes = frame.data_ref().map_or(0, Bytes::len);
+            let is_last = this.is_end_stream();
+            this.record.passes(bytes, is_last);
         }
         Poll::Ready(frame)
     }
@@ -246,6 +249,7 @@ impl Body for ReplyBody {
         match &self.payload {
             Payload::Local(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
             Payload::Upstream(body) => body.is_end_stream(),
+            Payload::Broken(_) => false,
         }
     }
 
@@ -255,6 +259,7 @@ impl Body for ReplyBody {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
             Payload::Upstream(body) => body.size_hint(),
+            Payload::Broken(_) => SizeHint::default(),
         }
     }
 }

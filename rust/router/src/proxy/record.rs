@@ -116,6 +116,11 @@ impl RequestRecord {
         self.in_flight = Some(InFlightGuard::new(self.lane.clone(), permit));
     }
 
+    /// Notes that no worker has the request any more.
+    pub fn leaves(&mut self) {
+        self.in_flight = None;
+    }
+
     /// Notes an attempt at this worker.
     pub fn tries(&mut self, worker: &Arc<Worker>) {
         self.attempts += 1;
