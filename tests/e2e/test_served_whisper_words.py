@@ -1,7 +1,8 @@
-"""Whisper tiny.en with its real weights, served by its id, on thirty spoken sentences.
+"""Whisper tiny.en with its real weights, served by its id, on thirty spoken sentences, three in a recording.
 
-What it writes is compared with transformers on the same weights, token for token and word for word in time;
-and with the demo's own ears, which have the same weights too: how many words each gets wrong.
+Each recording costs a window of thirty seconds, however short it is. What Whisper writes is compared with
+transformers on the same weights, token for token and word for word in time; and with the demo's own ears,
+which have the same weights too: how many words each gets wrong.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ SENTENCES = (
     "The meeting was moved to Thursday afternoon.",
     "Birds build their nests in the tall grass by the lake.",
 )
+# What each recording says.
+TEXTS = [" ".join(SENTENCES[at : at + 3]) for at in range(0, len(SENTENCES), 3)]
 MOST_WRONG = 0.05
 TINY = "openai/whisper-tiny.en"
 
@@ -81,11 +84,17 @@ def spoken() -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def noisy(spoken: list[np.ndarray]) -> list[np.ndarray]:
-    """The sentences in white noise as loud as half of them: words are misheard."""
+def recordings(spoken: list[np.ndarray]) -> list[np.ndarray]:
+    return [np.concatenate(spoken[at : at + 3]) for at in range(0, len(spoken), 3)]
+
+
+@pytest.fixture(scope="module")
+def noisy(recordings: list[np.ndarray]) -> list[np.ndarray]:
+    """The recordings in white noise as loud as half of them: words are misheard."""
     draw = np.random.default_rng(0)
     return [
-        (sound + 0.5 * sound.std() * draw.standard_normal(len(sound))).astype(np.float32) for sound in spoken
+        (sound + 0.5 * sound.std() * draw.standard_normal(len(sound))).astype(np.float32)
+        for sound in recordings
     ]
 
 
@@ -95,8 +104,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(checkpoint: Path, spoken: list[np.ndarray], noisy: list[np.ndarray]) -> list[dict[str, Any]]:
-    """Of the sentences, of all of them in one recording, and of each in noise."""
+def answers(checkpoint: Path, recordings: list[np.ndarray], noisy: list[np.ndarray]) -> list[dict[str, Any]]:
+    """Of the recordings, of all of them in one, and of each in noise."""
     with served(checkpoint.parent, TINY, checkpoint, "--stage", "transcribe.dtype=float32") as client:
 
         def transcribed(sound: np.ndarray) -> dict[str, Any]:
@@ -108,15 +117,15 @@ def answers(checkpoint: Path, spoken: list[np.ndarray], noisy: list[np.ndarray])
             ).to_dict()
 
         with ThreadPoolExecutor(8) as pool:
-            return list(pool.map(transcribed, [*spoken, np.concatenate(spoken), *noisy]))
+            return list(pool.map(transcribed, [*recordings, np.concatenate(recordings), *noisy]))
 
 
 def test_tokens_and_times_are_those_of_transformers(
-    checkpoint: Path, spoken: list[np.ndarray], answers: list[dict[str, Any]]
+    checkpoint: Path, recordings: list[np.ndarray], answers: list[dict[str, Any]]
 ) -> None:
     twins = WhisperTwins(checkpoint)
     words_at = 0
-    for sound, answer in zip([*spoken, np.concatenate(spoken)], answers, strict=False):
+    for sound, answer in zip([*recordings, np.concatenate(recordings)], answers, strict=False):
         assert {segment["temperature"] for segment in answer["segments"]} == {0.0}
         pieces = twins.written(sound, return_token_timestamps=True)
         expected = [piece.told for piece in pieces if twins.text(piece.tokens)]
@@ -145,23 +154,23 @@ def test_tokens_and_times_are_those_of_transformers(
 
 
 def test_as_few_words_are_wrong_as_the_demo_has(
-    spoken: list[np.ndarray],
+    recordings: list[np.ndarray],
     noisy: list[np.ndarray],
     answers: list[dict[str, Any]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The demo searches beams, and its weights have eight bits; both count little."""
     ears = Whisper(num_threads=2)
-    said = sum(len(words(sentence)) for sentence in SENTENCES)
-    one = wrong(" ".join(SENTENCES), answers[len(SENTENCES)]["text"])
+    said = sum(len(words(text)) for text in TEXTS)
+    one = wrong(" ".join(TEXTS), answers[len(TEXTS)]["text"])
     rates = {}
     for what, sounds, found in (
-        ("clean", spoken, answers[: len(SENTENCES)]),
-        ("in noise", noisy, answers[len(SENTENCES) + 1 :]),
+        ("clean", recordings, answers[: len(TEXTS)]),
+        ("in noise", noisy, answers[len(TEXTS) + 1 :]),
     ):
         texts = [answer["text"] for answer in found]
         demo = [" ".join(segment.text for segment in ears.segments(sound)) for sound in sounds]
-        rates[what] = [sum(map(wrong, SENTENCES, heard)) / said for heard in (texts, demo)]
+        rates[what] = [sum(map(wrong, TEXTS, heard)) / said for heard in (texts, demo)]
     with capsys.disabled():
         print(f"\nword error rates of {said} words: {one / said:.1%} in one recording")
         for what, (ours, demos) in rates.items():
@@ -174,7 +183,7 @@ def test_as_few_words_are_wrong_as_the_demo_has(
 def test_words_are_heard_where_they_are_said(spoken: list[np.ndarray], answers: list[dict[str, Any]]) -> None:
     """In a recording of several windows: the words of a sentence begin within it, to half a second."""
     ends = np.cumsum([len(sound) for sound in spoken]) / RATE
-    found, at = answers[len(SENTENCES)]["words"], 0
+    found, at = answers[len(TEXTS)]["words"], 0
     assert ends[-1] > 60
     starts = [word["start"] for word in found]
     assert starts == sorted(starts)
