@@ -32,6 +32,22 @@ window.loudness = () => Math.max(0, ...meters.map((meter) => {
 }));
 """
 
+# A microphone that hears what ``utter`` says when it says so.
+MICROPHONE = """
+MediaDevices.prototype.getUserMedia = async () => {
+  const context = new AudioContext({ sampleRate: 24000 });
+  const microphone = context.createMediaStreamDestination();
+  window.utter = (samples) => {
+    const buffer = context.createBuffer(1, samples.length, 24000);
+    buffer.copyToChannel(Float32Array.from(samples, (sample) => sample / 32768), 0);
+    const source = new AudioBufferSourceNode(context, { buffer });
+    source.connect(microphone);
+    source.start();
+  };
+  return microphone.stream;
+};
+"""
+
 
 def silence(seconds: float) -> np.ndarray:
     return np.zeros(round(RATE * seconds), np.int16)
@@ -64,6 +80,11 @@ def hold(page: Page, seconds: float) -> None:
 def begin_hands_free(page: Page) -> None:
     page.get_by_role("switch", name="Hands-free").click()
     expect(page.get_by_role("switch", name="Hands-free")).to_be_checked()
+
+
+def utter(page: Page, samples: np.ndarray) -> None:
+    """Speak into a ``MICROPHONE`` that is on."""
+    page.evaluate("(samples) => utter(samples)", samples.tolist())
 
 
 def is_loud(page: Page) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import Locator, Page, expect
 
 
@@ -12,7 +14,7 @@ def ask(page: Page, text: str) -> None:
     field.press("Enter")
 
 
-def answer(page: Page, state: str = "whole") -> Locator:
+def answer(page: Page, state: str | re.Pattern[str] = "whole") -> Locator:
     """The last answer, once it has ended so."""
     last = page.locator(".turn.assistant").last
     expect(last).to_have_attribute("data-state", state)
