@@ -120,9 +120,11 @@ test-rust:
 test-python: build system-packages
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
+# Without them, eight thousand other tests would be collected, which takes half a minute.
+LONG_FILES = $(shell grep -rl --include='test_*.py' 'mark\.long' tests | sort)
 .PHONY: test-long
 test-long: build clients $(DOCS_TOOLS)/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
-	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long
+	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long $(LONG_FILES)
 
 .PHONY: clients
 clients: build/clients/.installed build/text-clients/.installed ## clients that tests drive servers with, in two environments of their own (1.1 GB)
