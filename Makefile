@@ -131,13 +131,14 @@ clients: build/clients/.installed build/text-clients/.installed ## clients that 
 
 # What mooncake's engine links to, and `ip`, with which tests make hosts of network namespaces. Recommended packages
 # are left out: they are drivers for RDMA, and one of them makes NIXL crash when a process exits.
-SYSTEM_PACKAGES := libibverbs1 libnuma1 libcurl4 iproute2 chromium
+# coturn relays calls over WebRTC.
+SYSTEM_PACKAGES := libibverbs1 libnuma1 libcurl4 iproute2 chromium coturn
 .PHONY: system-packages
-system-packages: ## the system's packages that the mooncake relay, tests of several hosts and of the page need
+system-packages: ## the system's packages that the mooncake relay, tests of several hosts, of the page and of calls need
 	@for name in libibverbs.so.1 libnuma.so.1 libcurl.so.4; do \
 		$(PYTHON) -c "import ctypes; ctypes.CDLL('$$name')" 2>/dev/null || missing="$${missing:-} $$name"; \
 	done; \
-	for name in ip chromium; do command -v $$name >/dev/null || missing="$${missing:-} $$name"; done; \
+	for name in ip chromium turnserver; do command -v $$name >/dev/null || missing="$${missing:-} $$name"; done; \
 	if [ -z "$${missing:-}" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "The tests need$$missing. Run, or do what your system has in its place:" >&2; \

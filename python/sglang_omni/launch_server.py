@@ -18,6 +18,7 @@ from sglang_omni.router.flags import add_flags, port
 from sglang_omni.serve.launch.counterparts import counterpart
 from sglang_omni.serve.launch.flags import count, not_empty, passed_on, seconds
 from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, add_health_flags
+from sglang_omni.serve.launch.ice_flags import add_ice_flags, replicas_turn, take_ice_servers
 from sglang_omni.serve.launch.key_flags import add_key_flags, routers_keys, take_access
 from sglang_omni.serve.launch.launcher_flags import add_launcher_flags, check_launcher_flags, chosen_launcher
 from sglang_omni.serve.launch.limit_flags import LIMIT_FLAGS, add_limit_flags, given_limits
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 # Flags that every replica of a fleet is given as the fleet was.
 _PASSED_ON = (
     *("model_path", "config", "served_model_name", "log_level", "start_timeout", *PART_FLAGS),
-    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps", "otlp_traces_endpoint"),
+    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps", "otlp_traces_endpoint", "ice_server"),
 )
 
 
@@ -133,6 +134,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> CommandPa
     add_limit_flags(parser)
     add_key_flags(parser)
     add_listen_flags(parser)
+    add_ice_flags(parser)
     add_tracing_flags(parser)
     add_launcher_flags(parser)
     add_model_flags(parser)
@@ -185,6 +187,7 @@ def _parse(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
     check_listen_flags(parser, args)
     args.access = take_access(parser, args)
+    args.ice_servers = take_ice_servers(parser, args)
     args.tracing = take_tracing(parser, args)
     if args.dp_size > 1:
         router = routers_keys(parser, args.access, args.router, args.api_key_file)
@@ -272,6 +275,7 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
         access=args.access,
         tls=tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile is not None else None,
         tracing=args.tracing,
+        ice_servers=args.ice_servers,
     )
     return asyncio.run(run_replica(plan, options))
 
@@ -301,6 +305,7 @@ def _run_fleet(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         replica_args=passed_on(args, _PASSED_ON),
+        replica_environment=replicas_turn(args.ice_servers),
         router=args.router,
         start_timeout=args.start_timeout + 30.0,
         drain_timeout=args.drain_timeout,

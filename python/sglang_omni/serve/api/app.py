@@ -41,6 +41,7 @@ from sglang_omni.serve.api.transcriptions import transcription_routes
 from sglang_omni.serve.api.voices import voice_routes
 from sglang_omni.serve.api.warnings import Warnings
 from sglang_omni.serve.api.websockets import WebSockets
+from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -61,6 +62,7 @@ def create_app(
     tracer: Tracer | None = None,
     graph: PipelineGraph | None = None,
     strict_params: bool = False,
+    ice_servers: IceServers = NO_ICE_SERVERS,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -78,6 +80,7 @@ def create_app(
         tracer: Makes a span of each request, of its stages and their steps; None: no spans.
         graph: The pipeline's stages and edges, which the page draws; None: it has nothing to draw.
         strict_params: Refuse what answers would else only warn of.
+        ice_servers: Help clients of other networks to reach calls over WebRTC.
     """
     server = AppState(
         client=client,
@@ -91,6 +94,7 @@ def create_app(
         traces_steps=tracer is not None,
         graph=graph,
         strict_params=strict_params,
+        ice_servers=ice_servers,
     )
     access = access or Access()
     middleware = [

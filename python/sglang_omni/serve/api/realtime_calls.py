@@ -87,7 +87,7 @@ def realtime_call_routes(server: AppState) -> APIRouter:
         playback = CallPlayback(lambda kind, **told: session.outbox.put(kind, **told))
         session = Session(server, model=server.check_model(model), owner=owner, listener=playback)
         await session.configure(fields)
-        peer = make_peer(playback)
+        peer = make_peer(playback, server.ice_servers)
         try:
             answer = await peer.answer(offer)
         except BaseException:

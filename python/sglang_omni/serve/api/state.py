@@ -28,6 +28,7 @@ from sglang_omni.serve.api.voice_names import OPENAI_VOICES
 from sglang_omni.serve.api.warnings import warn
 from sglang_omni.serve.api.websockets import OpenWebSockets
 from sglang_omni.serve.realtime.client_secrets import ClientSecrets
+from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
 from sglang_omni.serve.realtime.sessions import Sessions
 
 DEFAULT_MODEL_NAME = "sglang-omni"
@@ -108,6 +109,7 @@ class AppState:
         traces_steps: Whether requests are traced with their steps, also if no profile runs.
         graph: The pipeline, to be drawn; None if it is not known.
         strict_params: Whether fields of no effect are refused, of which an answer else only warns.
+        ice_servers: Help clients of other networks to reach calls over WebRTC.
     """
 
     client: Client
@@ -127,6 +129,7 @@ class AppState:
     traces_steps: bool = False
     graph: PipelineGraph | None = None
     strict_params: bool = False
+    ice_servers: IceServers = NO_ICE_SERVERS
     responses: ResponseStore = field(default_factory=ResponseStore)
     coordinator: AdminCoordinator = field(init=False)
     prompts: Prompts = field(init=False)

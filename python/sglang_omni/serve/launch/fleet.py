@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.gpus import VISIBLE_DEVICES
@@ -37,6 +37,7 @@ class FleetOptions:
         host: The router's address.
         port: The router's port; 0 picks a free one.
         replica_args: Arguments of ``launch_server`` common to all replicas.
+        replica_environment: What their environment has beside the keys and the fleet's own.
         router: Fields of the RouterConfig except the workers, the address and the time to drain.
         start_timeout: Seconds for a replica to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
@@ -53,6 +54,7 @@ class FleetOptions:
     drain_timeout: float
     heartbeat_timeout: float = 30.0
     gpus: Sequence[str] = ()
+    replica_environment: Mapping[str, str] = field(default_factory=dict)
 
 
 async def run_fleet(options: FleetOptions) -> int:
@@ -154,7 +156,7 @@ def _replica(index: int, port: int, options: FleetOptions, key: str) -> FleetMem
         *options.replica_args,
     ]
     url = f"http://127.0.0.1:{port}"
-    environment = replicas_environment(key)
+    environment = {**replicas_environment(key), **options.replica_environment}
     if options.gpus:
         environment = {**environment, VISIBLE_DEVICES: options.gpus[index]}
     return FleetMember(

@@ -27,6 +27,7 @@ from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
 from sglang_omni.serve.launch.tracing_flags import Tracing
 from sglang_omni.serve.launch.web_server import WebServer
+from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
 from sglang_omni.supervision.ports import bind_alone, listen
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class ReplicaOptions:
         access: The keys that clients must show; None: no keys.
         tls: What connections are encrypted with; None: they are not.
         tracing: Where spans of requests go; None: none are made.
+        ice_servers: Help clients of other networks to reach calls over WebRTC.
     """
 
     host: str = "127.0.0.1"
@@ -74,6 +76,7 @@ class ReplicaOptions:
     access: Access | None = None
     tls: ssl.SSLContext | None = None
     tracing: Tracing | None = None
+    ice_servers: IceServers = NO_ICE_SERVERS
 
 
 async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
@@ -138,6 +141,7 @@ async def _serve(
         tracer=None if spans is None else spans.tracer,
         graph=pipeline_graph(plan),
         strict_params=options.strict_params,
+        ice_servers=options.ice_servers,
     )
     listen(listener, _BACKLOG)
     server = WebServer(app, tls=options.tls, on_cut=app.state.server.metrics.slow_clients.inc)

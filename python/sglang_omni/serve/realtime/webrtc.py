@@ -18,16 +18,19 @@ from aiortc import (
     MediaStreamTrack,
     RTCConfiguration,
     RTCDataChannel,
+    RTCIceServer,
     RTCPeerConnection,
     RTCSessionDescription,
 )
 from aiortc.mediastreams import MediaStreamError
 
 from sglang_omni.client import RequestError
+from sglang_omni.serve.realtime.ice import IceServers
 from sglang_omni.serve.realtime.playback import FRAME, FRAME_MS, CallPlayback
 from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session
 from sglang_omni.serve.realtime.sound import RATE, Samples
 
+logger = logging.getLogger(__name__)
 # It tells of every pair of addresses that it tries.
 logging.getLogger("aioice").setLevel(logging.WARNING)
 
@@ -75,13 +78,19 @@ class Speaker(MediaStreamTrack):
 class Peer:
     """The server's end of one call.
 
+    Args:
+        playback: What the client hears.
+        ice_servers: Give it addresses that other networks reach, beside its own.
+
     Attributes:
         closed: Set once the connection is over, whichever side ended it.
     """
 
-    def __init__(self, playback: CallPlayback) -> None:
+    def __init__(self, playback: CallPlayback, ice_servers: IceServers) -> None:
+        self._turn = ice_servers.turn
+        servers = [RTCIceServer(url, ice_servers.username, ice_servers.password) for url in ice_servers.urls]
         # Without a list of servers aiortc asks one of Google's for this machine's public address.
-        self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
+        self._connection = RTCPeerConnection(RTCConfiguration(iceServers=servers))
         self._speaker = Speaker(playback)
         self._channel: asyncio.Future[RTCDataChannel] = asyncio.get_running_loop().create_future()
         self._microphone: asyncio.Future[MediaStreamTrack] = asyncio.get_running_loop().create_future()
@@ -110,7 +119,11 @@ class Peer:
         if any(transceiver.kind == "audio" for transceiver in self._connection.getTransceivers()):
             self._connection.addTrack(self._speaker)
         await self._connection.setLocalDescription(await self._connection.createAnswer())
-        return self._connection.localDescription.sdp
+        sdp: str = self._connection.localDescription.sdp
+        if self._turn is not None and " typ relay" not in sdp:
+            # aioice goes on without it, silently.
+            logger.warning("%s gave a call no relay: it is down, or refuses the credentials", self._turn)
+        return sdp
 
     async def connected(self) -> None:
         """Returns once the client's channel for events is open.
