@@ -89,13 +89,17 @@ fn longest_elsewhere(
 ) -> Option<Tick> {
     let mut longest = worker.wait_history.of(kind).1;
     let mut others_answer = false;
-    let is_other = |other: &&Arc<Worker>| other.id != worker.id && other.is_like(worker);
-    for other in fleet.iter().filter(is_other) {
+    for other in fleet.iter().filter(|other| other.id != worker.id) {
         let (last, wait) = other.wait_history.of(kind);
-        longest = longest.max(wait);
         // A worker that had nothing to answer in the meantime is not silent.
         let is_silent = other.load() > 0 && other.flags.last_heard() < since;
-        others_answer |= last > since.saturating_sub(LATELY) && !is_silent;
+        let answers = last > since.saturating_sub(LATELY) && !is_silent;
+        // Comparing their models takes longest, and most workers would change nothing: a large fleet may have as many
+        // waiting requests as workers, each of which looks at all workers in each tick.
+        if (wait > longest || (answers && !others_answer)) && other.is_like(worker) {
+            longest = longest.max(wait);
+            others_answer |= answers;
+        }
     }
     others_answer.then_some(longest)
 }
