@@ -63,7 +63,7 @@ class RouterConfig:
     )
     dns_interval: float = option(5.0, WORKERS, "time between look-ups of these names", metavar="SECONDS")
 
-    host: str = option("127.0.0.1", LISTENING, "address to listen on")
+    host: str = option("127.0.0.1", LISTENING, "address to listen on; of a name, all its addresses")
     port: int = option(30000, LISTENING, "port to listen on; 0 takes a free one")
     threads: int = option(0, LISTENING, "number of threads; 0 takes one a core")
 

@@ -107,10 +107,10 @@ impl Router {
         let scraped = config
             .prometheus_port
             .map(|port| listen(&config.prometheus_host, port, 1, stall))
-            .transpose()?
-            .unwrap_or_default();
+            .transpose()?;
+        let scraped: Vec<StdListener> = scraped.into_iter().flatten().flatten().collect();
         let local = |listener: &StdListener| listener.local_addr().map_err(StartError::Runtime);
-        let addr = local(&listeners[0])?;
+        let addr = local(&listeners[0][0])?;
         let metrics_addr = scraped.first().map(local).transpose()?;
         let log = Log::start(config.log_level, config.log_format);
         let _logs = set_default(&log.dispatch);
@@ -173,10 +173,10 @@ impl Router {
             running,
             log,
         };
-        for (index, listener) in listeners.into_iter().enumerate() {
+        for (index, listeners) in listeners.into_iter().enumerate() {
             let (front, proxy) = (router.front.clone(), router.proxy.clone());
             router.spawn(format!("router-{index}"), move |runtime| {
-                runtime.block_on(connection::serve(front, Lane::new(proxy, index), listener))
+                runtime.block_on(connection::serve(front, Lane::new(proxy, index), listeners))
             })?;
         }
         let watchers = Watchers {
@@ -336,7 +336,7 @@ fn listen(
     port: u16,
     lanes: usize,
     stall: Duration,
-) -> Result<Vec<StdListener>, StartError> {
+) -> Result<Vec<Vec<StdListener>>, StartError> {
     listen::bind(host, port, lanes, stall).map_err(|error| StartError::Listen {
         host: host.to_owned(),
         port,

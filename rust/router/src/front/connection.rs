@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::io;
 use std::iter;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::os::fd::AsRawFd;
@@ -81,15 +82,17 @@ struct Acceptor {
 }
 
 /// Runs one lane from its start to its end.
-pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
+pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listeners: Vec<StdListener>) {
     let acceptor = Rc::new(Acceptor {
         front: front.clone(),
         lane: lane.clone(),
         clients: Rc::default(),
         request_ids: RefCell::default(),
     });
-    let listener =
-        TcpListener::from_std(listener).expect("the listener is a non-blocking TCP socket");
+    let listeners: Vec<TcpListener> = listeners
+        .into_iter()
+        .map(|each| TcpListener::from_std(each).expect("it is a non-blocking TCP socket"))
+        .collect();
     let mut stopping = front.stopping.clone();
     let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -104,7 +107,7 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
     };
     loop {
         tokio::select! {
-            accepted = listener.accept() => match accepted {
+            accepted = accept(&listeners) => match accepted {
                 Ok((stream, peer)) => admit(&acceptor, stream, peer),
                 // Out of descriptors, most likely: some must be closed first.
                 Err(_) => sleep(Duration::from_millis(50)).await,
@@ -114,7 +117,7 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
             _ = stopping.changed() => break,
         }
     }
-    for (stream, peer) in backlog(listener) {
+    for (stream, peer) in listeners.into_iter().flat_map(backlog) {
         admit(&acceptor, stream, peer);
     }
     acceptor.clients.leave();
@@ -130,6 +133,20 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
             () = sleep(Duration::from_millis(20)) => {}
         }
     }
+}
+
+async fn accept(listeners: &[TcpListener]) -> io::Result<(TcpStream, SocketAddr)> {
+    poll_fn(|cx| {
+        let accepted = |each: &TcpListener| match each.poll_accept(cx) {
+            Poll::Ready(accepted) => Some(accepted),
+            Poll::Pending => None,
+        };
+        listeners
+            .iter()
+            .find_map(accepted)
+            .map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
 }
 
 /// The connections that the kernel has accepted and the router has not; closing the listener would reset them. The

@@ -36,40 +36,100 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 /// then nothing for minutes.
 const KERNEL_HOLDS: u32 = 256 << 10;
 
-/// Opens one listener for each lane on the same port; the kernel spreads connections over them. Accepted connections
-/// inherit these options, so that the router notices a client's host that vanished silently, as it does a worker's.
-/// `stall` is how long a client may read nothing.
-pub fn bind(host: &str, port: u16, lanes: usize, stall: Duration) -> io::Result<Vec<TcpListener>> {
-    let addr = (host, port)
-        .to_socket_addrs()?
-        .next()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
-    // Another router could silently share the port. So it is first bound exclusively, which then fails.
+/// Opens one listener for each lane on each of the host's addresses, all with the same port; the kernel spreads
+/// connections over the lanes. `stall` is how long a client may read nothing.
+pub fn bind(
+    host: &str,
+    port: u16,
+    lanes: usize,
+    stall: Duration,
+) -> io::Result<Vec<Vec<TcpListener>>> {
+    let addrs = claim_all((host, port).to_socket_addrs()?)?;
+    let of_lane = |_| addrs.iter().map(|&addr| open(addr, stall)).collect();
+    (0..lanes).map(of_lane).collect()
+}
+
+/// The addresses that can be listened on, with their port.
+fn claim_all(addrs: impl Iterator<Item = SocketAddr>) -> io::Result<Vec<SocketAddr>> {
+    let mut claimed: Vec<SocketAddr> = Vec::new();
+    let mut missing = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    for mut addr in addrs {
+        if let Some(first) = claimed.first() {
+            addr.set_port(first.port());
+        }
+        if claimed.contains(&addr) {
+            continue;
+        }
+        match claim(addr) {
+            Ok(addr) => claimed.push(addr),
+            // A name such as localhost has an IPv6 address also where the machine has none.
+            Err(error) if is_missing(&error) => missing = error,
+            Err(error) => return Err(error),
+        }
+    }
+    match claimed.is_empty() {
+        true => Err(missing),
+        false => Ok(claimed),
+    }
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    matches!(code, Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
+}
+
+/// The address with its port, which nobody else listens on. Another router could silently share the port. So it is
+/// first bound exclusively, which then fails.
+fn claim(addr: SocketAddr) -> io::Result<SocketAddr> {
     let exclusive = socket(addr)?;
     exclusive.bind(&addr.into())?;
     exclusive.listen(1)?;
-    let addr = exclusive
-        .local_addr()?
-        .as_socket()
-        .expect("bound to an IP address");
-    drop(exclusive);
-    (0..lanes)
-        .map(|_| {
-            let socket = socket(addr)?;
-            socket.set_reuse_port(true)?;
-            socket.set_tcp_keepalive(&KEEPALIVE)?;
-            limit_unacknowledged(&socket, stall.saturating_add(UNACKNOWLEDGED).min(LONGEST))?;
-            limit_not_sent(&socket, KERNEL_HOLDS)?;
-            socket.bind(&addr.into())?;
-            socket.listen(BACKLOG as i32)?;
-            socket.set_nonblocking(true)?;
-            Ok(socket.into())
-        })
-        .collect()
+    let bound = exclusive.local_addr()?.as_socket();
+    Ok(bound.expect("bound to an IP address"))
+}
+
+/// Accepted connections inherit these options, so that the router notices a client's host that vanished silently, as it
+/// does a worker's.
+fn open(addr: SocketAddr, stall: Duration) -> io::Result<TcpListener> {
+    let socket = socket(addr)?;
+    socket.set_reuse_port(true)?;
+    socket.set_tcp_keepalive(&KEEPALIVE)?;
+    limit_unacknowledged(&socket, stall.saturating_add(UNACKNOWLEDGED).min(LONGEST))?;
+    limit_not_sent(&socket, KERNEL_HOLDS)?;
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG as i32)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
 }
 
 fn socket(addr: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claimed(addrs: &[&str]) -> io::Result<Vec<SocketAddr>> {
+        claim_all(addrs.iter().map(|addr| addr.parse().unwrap()))
+    }
+
+    #[test]
+    fn a_name_is_listened_on_at_all_of_its_addresses_that_are_there() {
+        // One is named twice, and one belongs to no machine.
+        let names = ["127.0.0.1:0", "127.0.0.2:0", "127.0.0.1:0", "192.0.2.1:0"];
+        let addrs = claimed(&names).unwrap();
+        let ips: Vec<String> = addrs.iter().map(|addr| addr.ip().to_string()).collect();
+        assert_eq!(ips, ["127.0.0.1", "127.0.0.2"]);
+        assert_eq!(addrs[0].port(), addrs[1].port());
+        // None of them may be another program's.
+        let _other = TcpListener::bind(addrs[1]).unwrap();
+        let again: Vec<String> = addrs.iter().map(SocketAddr::to_string).collect();
+        let error = claimed(&[&again[0], &again[1]]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        let error = claimed(&["192.0.2.1:0"]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+    }
 }
