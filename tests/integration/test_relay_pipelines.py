@@ -94,8 +94,9 @@ async def test_qwen3_omni_over_every_relay_says_what_the_oracle_says(
         relay_backend=backend,
         runtime_overrides={"thinker": engine, "talker": engine},
     )
-    # Three processes instead of five, which take their time to start.
-    together = {"encoders": "thinker", "code2wav": "talker"}
+    # Two processes instead of five, which take their time to start. What is large goes from one to the other:
+    # the picture's patches, and what the thinker streams to the talker.
+    together = {"encoders": "thinker", "io": "talker", "code2wav": "talker"}
     for stage in config.stages:
         stage.process = together.get(stage.process or "", stage.process)
     (answer,) = await answers(config, OmniRequest({"messages": case.messages}, params, BOTH))
