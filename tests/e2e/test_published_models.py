@@ -4,6 +4,7 @@ request over HTTP, and transformers' answer to it. Weights are random; all else 
 from __future__ import annotations
 
 import base64
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import openai
 import published_repositories
 import pytest
 from published_repositories import QWEN3_OMNI
-from published_server import served
+from published_server import ONE_PROCESS, served
 from qwen3_omni_cases import Case
 from qwen3_omni_oracle import Oracle, OracleAnswer
 from sample_media import audio_part, image_part, picture, sound, user
@@ -46,28 +47,42 @@ def check_samples(choice: Any, right: OracleAnswer) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1.01 / 32768)
 
 
-def cases(oracle: Oracle) -> dict[str, Case]:
-    """In text and media; cut at their length, and stopped by a text."""
+@dataclass(frozen=True)
+class Oracles:
+    """A repository, and what transformers answers with its weights."""
+
+    repository: Path
+    answers: list[tuple[Case, OracleAnswer]]
+
+
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
+    """Of text and media; the first is cut at its length, the last one stopped by a text."""
+    repository = published_repositories.qwen3_omni(
+        tmp_path_factory.mktemp("published") / "repository", seed=5
+    )
+    oracle = Oracle.load(repository)
     asked = [
         Case("text", [{"role": "system", "content": "Be brief."}, user("Who are you?")]),
         Case("tools", [user("What time is it?")], tools=(NOW,)),
         Case("media", [user(image_part(picture(1)), audio_part(sound(1)), "Do they fit?")], speaker="Aiden"),
     ]
-    found = [case.spoken_by(oracle)[0] for case in asked]
-    return {case.name: case for case in [*found, found[0].stopped_by(oracle)]}
+    answers = [case.spoken_by(oracle) for case in asked]
+    stopped = answers[0][0].stopped_by(oracle)
+    return Oracles(repository, [*answers, (stopped, stopped.expected(oracle))])
 
 
-@pytest.mark.parametrize("engine", ["omni", "sglang"])
-def test_qwen3_omni(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize(
+    "flags", [["--engine", "omni"], ["--engine", "sglang", *ONE_PROCESS]], ids=lambda flags: flags[1]
+)
+def test_qwen3_omni(tmp_path: Path, oracles: Oracles, flags: list[str]) -> None:
     """With the published vocabulary and a template that thinks: speech is transformers' sample for sample."""
-    repository = published_repositories.qwen3_omni(tmp_path / "repository", seed=5)
-    oracle = Oracle.load(repository)
-    with served(tmp_path, QWEN3_OMNI, repository, "--engine", engine) as client:
-        for name, case in cases(oracle).items():
-            right = case.expected(oracle)
-            text = right.text.split(case.stop)[0] if case.stop else right.text
-            check(spoken(client, case), right, text)
-            assert name != "text" or len(right.token_ids) == case.max_tokens, "it is cut at its length"
+    text, answer = oracles.answers[0]
+    assert len(answer.token_ids) == text.max_tokens, "it is cut at its length"
+    with served(tmp_path, QWEN3_OMNI, oracles.repository, *flags) as client:
+        for case, right in oracles.answers:
+            said = right.text.split(case.stop)[0] if case.stop else right.text
+            check(spoken(client, case), right, said)
 
 
 SAID = "Let me look."
@@ -91,7 +106,7 @@ def test_qwen3_omni_thinks_speaks_and_calls(tmp_path: Path) -> None:
     case = Case("said", [user("What time is it?")], tools=(NOW,), max_tokens=64)
     right = case.expected(Oracle.load(plain))
     assert (right.text, len(right.codes)) == (SAID, case.max_frames)
-    with served(tmp_path, QWEN3_OMNI, repository) as client:
+    with served(tmp_path, QWEN3_OMNI, repository, *ONE_PROCESS) as client:
         choice = spoken(client, case)
         (call,) = choice.message.tool_calls
         assert (call.function.name, call.function.arguments) == ("now", '{"n":3}')

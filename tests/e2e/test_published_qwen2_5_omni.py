@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import published_speech
 import pytest
-from published_server import served
+from published_server import ONE_PROCESS, served
 from published_speech import CONTEXT, QWEN2_5_OMNI
 from qwen2_5_omni_oracle import OmniAnswer, OmniOracle
 from sample_media import audio_part, image_part, picture, sound, user
@@ -95,17 +95,18 @@ def check_speech(choice: Any, right: OmniAnswer) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1.01 / 32768)
 
 
-# A process for all stages starts in a third of the time, and imports SGLang once.
-_STAGES = ("image_encoder", "audio_encoder", "thinker", "talker", "code2wav")
-ONE_PROCESS = [flag for stage in _STAGES for flag in ("--stage", f"{stage}.process=io")]
+@dataclass(frozen=True)
+class Oracles:
+    """A repository, and what transformers answers with its weights."""
+
+    repository: Path
+    answers: list[tuple[Asked, OmniAnswer]]
 
 
-@pytest.mark.parametrize(
-    "flags", [["--engine", "omni"], ["--engine", "sglang", *ONE_PROCESS]], ids=lambda flags: flags[1]
-)
-def test_qwen2_5_omni(tmp_path: Path, flags: list[str]) -> None:
-    """With the published vocabulary: speech is transformers' sample for sample, alone and five at once."""
-    repository = published_speech.qwen2_5_omni(tmp_path / "repository", seed=5)
+@pytest.fixture(scope="module")
+def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
+    """The first is cut at its length, the last one stopped by a text."""
+    repository = published_speech.qwen2_5_omni(tmp_path_factory.mktemp("published") / "repository", seed=5)
     oracle = OmniOracle.load(repository)
     text = Asked([user("Who are you?")])
     asked = [
@@ -115,16 +116,24 @@ def test_qwen2_5_omni(tmp_path: Path, flags: list[str]) -> None:
         Asked([user(audio_part(sound(1)), "What do you hear?")]),
         text.stopped(oracle),
     ]
-    right = [each.right(oracle) for each in asked]
-    assert len(right[0].token_ids) == text.max_tokens, "it is cut at its length"
-    with served(tmp_path, QWEN2_5_OMNI, repository, *flags) as client:
-        for each, answer in zip(asked, right, strict=True):
-            each.check(each.ask(client), answer)
+    return Oracles(repository, [(each, each.right(oracle)) for each in asked])
+
+
+@pytest.mark.parametrize(
+    "flags", [["--engine", "omni"], ["--engine", "sglang", *ONE_PROCESS]], ids=lambda flags: flags[1]
+)
+def test_qwen2_5_omni(tmp_path: Path, oracles: Oracles, flags: list[str]) -> None:
+    """With the published vocabulary: speech is transformers' sample for sample, alone and five at once."""
+    asked = [each for each, _ in oracles.answers]
+    text, answer = oracles.answers[0]
+    assert len(answer.token_ids) == text.max_tokens, "it is cut at its length"
+    with served(tmp_path, QWEN2_5_OMNI, oracles.repository, *flags) as client:
+        for each, right in oracles.answers:
+            each.check(each.ask(client), right)
         with ThreadPoolExecutor(len(asked)) as pool:
-            for each, answer, choice in zip(
-                asked, right, pool.map(lambda each: each.ask(client), asked), strict=True
-            ):
-                each.check(choice, answer)
+            choices = list(pool.map(lambda each: each.ask(client), asked))
+        for (each, right), choice in zip(oracles.answers, choices, strict=True):
+            each.check(choice, right)
         # Without a limit, an answer may fill the context.
         filled = client.chat.completions.create(
             model=QWEN2_5_OMNI, messages=text.messages, extra_body={"ignore_eos": True}
