@@ -12,6 +12,7 @@ import numpy as np
 import openai
 import published_repositories
 import pytest
+import torch
 from published_repositories import QWEN3_OMNI
 from published_server import ONE_PROCESS, served
 from qwen3_omni_cases import Case
@@ -58,6 +59,8 @@ class Oracles:
 @pytest.fixture(scope="module")
 def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
     """Of text and media; the first is cut at its length, the last one stopped by a text."""
+    # This model is too small to share among threads, which would only wait for one another.
+    torch.set_num_threads(1)
     repository = published_repositories.qwen3_omni(
         tmp_path_factory.mktemp("published") / "repository", seed=5
     )

@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import published_speech
 import pytest
+import torch
 from published_server import ONE_PROCESS, served
 from published_speech import CONTEXT, QWEN2_5_OMNI
 from qwen2_5_omni_oracle import OmniAnswer, OmniOracle
@@ -106,6 +107,8 @@ class Oracles:
 @pytest.fixture(scope="module")
 def oracles(tmp_path_factory: pytest.TempPathFactory) -> Oracles:
     """The first is cut at its length, the last one stopped by a text."""
+    # This model is too small to share among threads, which would only wait for one another.
+    torch.set_num_threads(1)
     repository = published_speech.qwen2_5_omni(tmp_path_factory.mktemp("published") / "repository", seed=5)
     oracle = OmniOracle.load(repository)
     text = Asked([user("Who are you?")])
