@@ -128,7 +128,8 @@ ANSWERS = {
     "GET /ping": "the status alone.",
     "POST /ping": "the status alone.",
     "GET /health_generate": "200 if the request succeeds, else its error.",
-    "GET /v1/models": "OpenAI's list.",
+    "GET /v1/models": "OpenAI's list, and in each entry `max_model_len`, the most tokens of a prompt "
+    "and its answer; null for a model that is not asked by tokens, or whose tokens are counted elsewhere.",
     "GET /v1/models/{name}": "OpenAI's `model`; 404 if it is not served.",
     "GET /model_info": _MODEL,
     "GET /get_model_info": f"the same: {_MODEL}",

@@ -16,7 +16,7 @@ from sglang_omni.cascade.part import PARTS, PartConfig
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.memory import MemoryDemand, MemoryOfGpu, MemoryPlan
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.models.prompts import prompts_of
+from sglang_omni.models.prompts import context_of, prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE
 from sglang_omni.models.speech_chat.config import BUNDLED, default_stages, speech_chat_env
@@ -146,6 +146,11 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
     def chat_prompts(self) -> Any:
         """Makes the local language model's tokenizer and chat template; None for one at a server."""
         return self._prompts if self.llm.is_bundled else None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of the local language model's prompts and answers; None for one at a server."""
+        return context_of(self, self._checkpoint()) if self.llm.is_bundled else None
 
     def _prompts(self) -> ChatPrompts:
         return prompts_of(self, self._checkpoint())

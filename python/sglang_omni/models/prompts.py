@@ -35,6 +35,18 @@ def prompts_of(config: PipelineConfig, checkpoint: str | Path, *, of_processor: 
     )
 
 
+def context_of(config: PipelineConfig, checkpoint: str | Path) -> int | None:
+    """The most tokens of a prompt and its answer; None if the checkpoint is not on this machine.
+
+    Raises:
+        ValueError: It names no limit.
+    """
+    directory = Path(checkpoint)
+    if not (directory / "config.json").is_file():
+        return None
+    return context_limit(directory, _args_of(config).get("context_length"))
+
+
 def text_lengths(config: PipelineConfig, checkpoint: str | Path) -> Iterator[Default]:
     """The context and the length of answers of what ``prompts_of`` describes.
 

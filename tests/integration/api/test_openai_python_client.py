@@ -225,6 +225,8 @@ def test_speech_as_events(http, pipeline, kind):
 
 def test_models(api):
     assert [model.id for model in api.models.list()] == ["scripted"]
-    assert api.models.retrieve("scripted").owned_by == "sglang-omni"
+    model = api.models.retrieve("scripted")
+    assert model.owned_by == "sglang-omni"
+    assert model.model_dump()["max_model_len"] is None
     with pytest.raises(openai.NotFoundError, match="no-such"):
         api.models.retrieve("no-such")

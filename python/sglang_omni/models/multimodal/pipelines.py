@@ -14,7 +14,7 @@ from sglang_omni.config.defaults import Default, ends_of_text, first_voice, of_t
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu, visible_gpus
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
-from sglang_omni.models.prompts import prompts_of, text_lengths
+from sglang_omni.models.prompts import context_of, prompts_of, text_lengths
 
 _SHARED = "sglang_omni.models.multimodal"
 TERMINAL_STAGES = f"{_SHARED}.routing.terminal_stages"
@@ -146,6 +146,11 @@ class MediaPipelineConfig(PipelineConfig):
     def chat_prompts(self) -> ChatPrompts:
         """The checkpoint's tokenizer and chat template."""
         return prompts_of(self, self.model_path, of_processor=True)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a prompt and its answer; None if it is not known here."""
+        return context_of(self, self.model_path)
 
     def defaults(self) -> Iterator[Default]:
         """How a request is answered that says nothing of it."""

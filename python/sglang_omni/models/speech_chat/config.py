@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.models.prompts import prompts_of
+from sglang_omni.models.prompts import context_of, prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
@@ -105,6 +105,11 @@ class SpeechChatPipelineConfig(PipelineConfig):
     def chat_prompts(self) -> ChatPrompts:
         """The language model's tokenizer and chat template."""
         return prompts_of(self, self._checkpoint())
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a prompt and its answer; None if it is not known here."""
+        return context_of(self, self._checkpoint())
 
     def _checkpoint(self) -> Path:
         """The language model's directory; the bundled one's is made as its stage starts."""

@@ -17,7 +17,7 @@ from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.model_runner.config import end_tokens
 from sglang_omni.models.memory import text_model_demand
-from sglang_omni.models.prompts import prompts_of, text_lengths
+from sglang_omni.models.prompts import context_of, prompts_of, text_lengths
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 from sglang_omni.preprocessing.text import read_json
@@ -62,6 +62,11 @@ class TextPipelineConfig(PipelineConfig):
     def chat_prompts(self) -> ChatPrompts:
         """The checkpoint's tokenizer and chat template."""
         return prompts_of(self, self.model_path)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a prompt and its answer; None if it is not known here."""
+        return context_of(self, self.model_path)
 
     def defaults(self) -> Iterator[Default]:
         """How a request is answered that says nothing of it."""

@@ -241,6 +241,7 @@ def _model(server: AppState, name: str) -> dict[str, Any]:
         "owned_by": "sglang-omni",
         "root": adapter or _model_path(server),
         "parent": server.served_name if adapter is not None else None,
+        "max_model_len": server.capabilities.max_model_len,
     }
 
 

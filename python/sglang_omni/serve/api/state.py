@@ -44,6 +44,7 @@ class Capabilities:
         default_voice: What speaks in the place of OpenAI's names; None: they are refused as any other.
         adapters: The directories of LoRA adapters, by name.
         chat_prompts: Loads the model's tokenizer and chat template, without its weights.
+        max_model_len: The most tokens of a prompt and its answer.
         random_weights: True if what the model says means nothing.
     """
 
@@ -57,6 +58,7 @@ class Capabilities:
     stages: frozenset[str] | None = None
     request_params: RequestParams | None = None
     chat_prompts: Callable[[], ChatPrompts] | None = None
+    max_model_len: int | None = None
     random_weights: bool = False
 
     @classmethod
@@ -87,6 +89,7 @@ class Capabilities:
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
             chat_prompts=getattr(config, "chat_prompts", None),
+            max_model_len=getattr(config, "max_model_len", None),
             random_weights=has_random_weights(getattr(config, "model_path", None) or ""),
         )
 
