@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -27,6 +29,13 @@ with bind_alone("127.0.0.1", int(sys.argv[1])) as listener:
 IN_USE = r"port \d+ of 127.0.0.1 is in use; give another one, or 0 for a free one"
 
 
+def require_ipv6() -> None:
+    try:
+        bind("::1").close()
+    except OSError:
+        pytest.skip("no IPv6 address here")
+
+
 def test_a_port_has_one_server_before_it_listens() -> None:
     with bind_alone("127.0.0.1") as first:
         port = first.getsockname()[1]
@@ -39,6 +48,38 @@ def test_a_port_has_one_server_before_it_listens() -> None:
                 listen(first, 1)
     with bind_alone("127.0.0.1", port) as next_one:
         listen(next_one, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("127.0.0.1", "0.0.0.0"),
+        ("::", "127.0.0.1"),
+        ("0.0.0.0", "::"),
+        ("::1", "::"),
+    ],
+)
+def test_a_port_of_every_address_is_that_of_each(first: str, second: str) -> None:
+    if ":" in first + second:
+        require_ipv6()
+    with bind_alone(first) as holder:
+        port = holder.getsockname()[1]
+        in_use = re.escape(f"port {port} of {second} is in use; give another one")
+        with pytest.raises(OSError, match=in_use) as refused, bind_alone(second, port):
+            pass
+        assert refused.value.errno == errno.EADDRINUSE
+    with bind_alone(second, port) as next_one:
+        listen(next_one, 1)
+
+
+def test_two_addresses_have_a_port_each() -> None:
+    require_ipv6()
+    with bind_alone("127.0.0.1") as first:
+        port = first.getsockname()[1]
+        with bind_alone("127.0.0.2", port) as second, bind_alone("::1", port) as third:
+            for listener in (first, second, third):
+                listen(listener, 1)
 
 
 def test_a_child_that_outlives_its_server_keeps_neither_port_nor_connections() -> None:
@@ -76,12 +117,8 @@ def test_who_listens() -> None:
         assert not listens(sleeper.pid, port)
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
 def test_who_listens_over_ipv6() -> None:
-    try:
-        bound = bind("::1")
-    except OSError:
-        pytest.skip("no IPv6 address here")
-    with bound:
+    require_ipv6()
+    with bind("::1") as bound:
         listen(bound, 1)
         assert listens(os.getpid(), bound.getsockname()[1])

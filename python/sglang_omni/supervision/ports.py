@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sglang_omni.supervision.forks import own
 
+_LOCK = "sglang-omni-port"
 _LISTENS = "0A"  # a state in /proc/net/tcp
 
 
@@ -50,9 +51,12 @@ def bind_alone(host: str, port: int = 0) -> Iterator[socket.socket]:
         OSError: The address cannot be used, or another server loads its models for this port.
     """
     with bind(host, port) as listener, own(socket.socket(socket.AF_UNIX)) as lock:
-        bound = listener.getsockname()
+        address, number = listener.getsockname()[:2]
         try:
-            lock.bind(f"\0sglang-omni-port/{bound[0]}/{bound[1]}")
+            lock.bind(f"\0{_LOCK}/{number}/{address}")
+            # After its own, so that of two that begin at once one sees the other.
+            if any(_overlap(address, other) for other in _locked(number) if other != address):
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         except OSError as exc:
             raise _cannot_listen(host, port, exc) from exc
         yield listener
@@ -86,6 +90,20 @@ def listens(pid: int, port: int) -> bool:
                 if os.readlink(f"/proc/{pid}/fd/{descriptor}") in sockets:
                     return True
     return False
+
+
+def _locked(port: int) -> Iterator[str]:
+    """The addresses at which this port is locked."""
+    name = f"@{_LOCK}/{port}/"
+    for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
+        _, found, address = line.partition(name)
+        if found:
+            yield address
+
+
+def _overlap(one: str, other: str) -> bool:
+    """True if a port of two different addresses is one: either is every address. `::` is IPv4's, too."""
+    return "::" in (one, other) or ("0.0.0.0" in (one, other) and (":" in one) == (":" in other))
 
 
 def _cannot_listen(host: str, port: int, exc: OSError) -> OSError:
