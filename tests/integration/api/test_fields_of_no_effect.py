@@ -12,6 +12,7 @@ import openai
 import pytest
 from conftest import CAPABILITIES
 from realtime_client import served
+from test_speech_stream import talking
 
 from sglang_omni.preprocessing.request_params import TaskParams
 from sglang_omni.serve.api.state import Capabilities
@@ -188,3 +189,21 @@ def test_a_strict_server_refuses_an_effort_and_instructions(serve: Any) -> None:
         for fields, param in (({"instructions": "Sing!"}, "instructions"), ({"voice": "alloy"}, "voice")):
             answer = httpx.post(base_url + SPEECH, json={"input": "x"} | fields, trust_env=False)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_the_websocket_of_speech_takes_instructions_as_the_route_does(serve: Any) -> None:
+    with serve(capabilities(has_effort=False), MODEL) as (pipeline, base_url):
+        async with talking(base_url, voice="default", instructions="Sing!") as talk:
+            await talk.say("Hello there. How are you?")
+            first, *others = await talk.until("session.done")
+            said = "instructions: of no effect on this model's speech; it is ignored"
+            assert (first["type"], first["warnings"]) == ("audio.start", [said])
+            assert not any("warnings" in event for event in others)
+            assert "instructions" not in pipeline.last.params
+            await talk.send("session.config", voice="default")
+            await talk.say("Fine.")
+            assert not any("warnings" in event for event in await talk.until("session.done"))
+    with serve(capabilities(has_effort=False), MODEL, strict_params=True) as (_, base_url):
+        async with talking(base_url, instructions="Sing!") as talk:
+            refused = await talk.event()
+            assert (refused["type"], refused["error"]["param"]) == ("error", "instructions")

@@ -36,6 +36,7 @@ from sglang_omni.serve.api.spoken import (
 from sglang_omni.serve.api.state import AppState, request_id_of
 from sglang_omni.serve.api.utterances import Sentence, Utterance
 from sglang_omni.serve.api.validation import validation_error
+from sglang_omni.serve.api.warnings import collected
 from sglang_omni.serve.api.websockets import POLICY_VIOLATION
 
 # Seconds without a message while nothing is spoken.
@@ -75,6 +76,7 @@ class _Session:
         self._websocket = websocket
         self._id = session_id
         self._config = SpeechStreamConfig()
+        self._warnings: list[str] = []
         self._utterances: list[Utterance] = []
         self._begun = 0
         self._slots = asyncio.Semaphore(_AT_ONCE)
@@ -155,9 +157,10 @@ class _Session:
                 code="invalid_value",
             )
         self._server.check_model(config.model)
-        check_speech(self._server, config, config.stage_params)
+        with collected() as warnings:
+            check_speech(self._server, config, config.stage_params)
         check_encodable(config.audio_format, "response_format")
-        self._config = config
+        self._config, self._warnings = config, list(warnings)
 
     def _speak(self, text: str) -> None:
         unspoken = sum(utterance.unspoken_chars for utterance in self._utterances)
@@ -184,7 +187,7 @@ class _Session:
                 param="type",
                 code="input_too_long",
             )
-        number, config = self._begun, self._config
+        number, config, warnings = self._begun, self._config, self._warnings
         self._begun += 1
 
         def open_speech(text: str, index: int) -> EncodedSpeech:
@@ -203,7 +206,7 @@ class _Session:
             return EncodedSpeech(self._server, generate, config.audio_format, request_id)
 
         async def send(sentence: Sentence) -> None:
-            await self._send_sentence(sentence, config, number)
+            await self._send_sentence(sentence, config, number, warnings)
 
         async def ended(sentences: int, usage: UsageInfo) -> None:
             await self._send(
@@ -227,14 +230,21 @@ class _Session:
         self._utterances.append(utterance)
         return utterance
 
-    async def _send_sentence(self, sentence: Sentence, config: SpeechStreamConfig, utterance: int) -> None:
-        """``audio.start`` with the first piece, the pieces, and ``audio.done``."""
+    async def _send_sentence(
+        self, sentence: Sentence, config: SpeechStreamConfig, utterance: int, warnings: list[str]
+    ) -> None:
+        """``audio.start`` with the first piece, the pieces, and ``audio.done``.
+
+        An utterance's first ``audio.start`` has the warnings, as an answer over HTTP has them as headers.
+        """
         place = {"utterance_index": utterance, "sentence_index": sentence.index}
         sent, kept = 0, b""
         first = piece = await sentence.pieces.get()
         encoder = sentence.speech.encoder
         start = {"type": "audio.start", **place, "sentence_text": sentence.text}
         start |= {"format": config.audio_format, "sample_rate": encoder.sample_rate}
+        if warnings and sentence.index == 0:
+            start["warnings"] = warnings
         if first is not None:
             await self._send(start)
         while piece is not None:
