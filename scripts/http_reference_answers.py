@@ -161,8 +161,8 @@ ANSWERS = {
 SERVER_EVENTS = {
     "/v1/audio/speech/stream": {
         "audio.start": (
-            "a sentence begins: `utterance_index`, `sentence_index`, `sentence_text`, `format`, `sample_rate`, "
-            "and in an utterance's first one `warnings`, if there are any"
+            "a sentence begins: `utterance_index`, `sentence_index`, `sentence_text`, `format`, `sample_rate`"
+            ", and in an utterance's first one `warnings`, if there are any"
         ),
         "audio.delta": 'its sound as `audio` (base64), with `audio_frames: "base64"`',
         "audio.done": "it is spoken: `total_bytes`, `finish_reason`; `error: true` if it failed",
