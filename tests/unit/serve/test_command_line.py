@@ -106,6 +106,10 @@ def test_the_model_may_come_without_an_option(capsys: pytest.CaptureFixture[str]
     for arguments in ((str(tmp_path),), ("--model-path", str(tmp_path)), (str(tmp_path), "--port", "0")):
         assert cli.main(["serve", *arguments]) == 1
         assert f"{str(tmp_path)!r}: no checkpoint there" in capsys.readouterr().err
+    assert cli.main(["check", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert f"MODEL {str(tmp_path)!r}: no checkpoint there" in told
+    assert "--model-path" not in told
     assert "the model is given twice, as 'a' and --model-path 'b'" in refused(
         capsys, "a", "--model-path", "b"
     )

@@ -61,14 +61,14 @@ def load_pipeline(
 
 
 def pipeline_for(
-    given: str, revision: str | None = None, *, flag: str = "--model-path", weights: bool = True
+    given: str, revision: str | None = None, *, flag: str = "MODEL", weights: bool = True
 ) -> PipelineConfig:
     """The pipeline for a checkpoint.
 
     Args:
         given: Its directory, or a hub's id, as the command line has it.
         revision, weights: As of ``load_pipeline``.
-        flag: The flag that it was given with, for errors.
+        flag: The flag or argument that it was given as, for errors.
 
     Raises:
         LaunchError: There is no such checkpoint, or no pipeline for it.
