@@ -40,7 +40,9 @@ impl Unsent {
 
     /// Copies as much as there is room for, and returns how much that was.
     pub fn take_in(&mut self, bufs: &[IoSlice<'_>]) -> usize {
-        let room = (MOST - self.len).min(MOST_OF_ALL.saturating_sub(self.of_all.load(Relaxed)));
+        let room = MOST
+            .saturating_sub(self.len)
+            .min(MOST_OF_ALL.saturating_sub(self.of_all.load(Relaxed)));
         let offered: usize = bufs.iter().map(|buf| buf.len()).sum();
         let mut piece = BytesMut::with_capacity(offered.min(room));
         for buf in bufs {
