@@ -47,7 +47,7 @@ class Finding:
     mend: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.text}" + (f"; mend it with: {self.mend}" if self.mend else "")
+        return f"{self.name}: {self.text}" + (f"; fix it with: {self.mend}" if self.mend else "")
 
 
 def driver_findings() -> list[Finding]:

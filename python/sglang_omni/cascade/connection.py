@@ -183,7 +183,7 @@ class PartConnection:
             )
             if exc.status in _REFUSED_KEY:
                 logger.error("%s", self._refused_key(exc))
-            said = f"{what} is not usable: {why}; the operator must mend it"
+            said = f"{what} is not usable: {why}; the operator must fix it"
             return RequestError(said, code="upstream_refused", status=_BAD_GATEWAY)
         said = f"{what} failed in the middle of its answer or before it; try again"
         return RequestError(said, code="upstream_failed", status=_BAD_GATEWAY)

@@ -93,11 +93,12 @@ class RouterConfig:
     balance_abs_threshold: int = option(
         32,
         ROUTING,
-        "cache_aware: load weighs twice once the longest queue has this many more requests",
+        "cache_aware: load weighs twice once the longest queue has this many requests more than the "
+        "shortest, and is longer by --balance-rel-threshold",
         metavar="REQUESTS",
     )
     balance_rel_threshold: float = option(
-        1.0001, ROUTING, "cache_aware: ... than the shortest, and is longer by this factor", metavar="FACTOR"
+        1.0001, ROUTING, "cache_aware: see --balance-abs-threshold", metavar="FACTOR"
     )
     eviction_interval: float = option(
         60.0,

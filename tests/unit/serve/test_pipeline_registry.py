@@ -90,7 +90,7 @@ def test_a_broken_package_is_told_in_a_line_and_harms_no_other_model(install, ch
         load_pipeline(checkpoint(architectures=["BrokenModel"]), None)
     assert str(error.value).endswith(
         "the pipeline for 'BrokenModel', broken_tts:Config of broken_tts 1.0, cannot be imported: "
-        "ModuleNotFoundError: No module named 'nothing_of_this_name'; mend or uninstall broken_tts 1.0"
+        "ModuleNotFoundError: No module named 'nothing_of_this_name'; fix or uninstall broken_tts 1.0"
     )
 
 

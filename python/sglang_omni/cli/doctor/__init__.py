@@ -14,8 +14,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni doctor") ->
     """Prints the findings. Returns 1 if something is wrong, else 0."""
     parser = CommandParser(
         prog=prog,
-        description="Say what this machine has and lacks, and the line that mends it; exit status 1 if one "
-        "fails. What is marked - is missing, and needed only for the use that is named.",
+        description="Say what this machine has and lacks, and the command that fixes it; exit status 1 if "
+        "one fails. What is marked - is missing, and needed only for the use that is named.",
     )
     parser.add_argument("--json", action="store_true", help="print a list of objects instead of lines")
     args = parser.parse_args(argv)

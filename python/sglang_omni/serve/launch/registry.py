@@ -161,7 +161,7 @@ def _load(pipeline: Pipeline, target: str) -> Any:
     except Exception as exc:  # another package's module may raise anything
         raise PipelineError(
             f"the pipeline for {pipeline.name!r}, {target} of {pipeline.owner}, cannot be imported: "
-            f"{type(exc).__name__}: {exc}; mend or uninstall {pipeline.owner}"
+            f"{type(exc).__name__}: {exc}; fix or uninstall {pipeline.owner}"
         ) from exc
 
 
