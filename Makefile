@@ -98,7 +98,7 @@ lint: build
 
 DEPLOY_TOOLS := build/deploy
 .PHONY: lint-deploy
-lint-deploy: $(DEPLOY_TOOLS)/.installed ## workflows, the Dockerfile and the manifests; its tools are in an environment of their own (285 MB)
+lint-deploy: $(DEPLOY_TOOLS)/.installed ## workflows, the Dockerfile, the manifests and the chart; its tools are in an environment of their own (385 MB)
 	deploy/lint.sh $(DEPLOY_TOOLS)/bin
 
 # Tools that have an environment of their own, build/NAME, from requirements/NAME.lock.
@@ -315,7 +315,7 @@ lock-demo: $(BIN)/uv
 
 .PHONY: lock-deploy
 lock-deploy: $(BIN)/uv ## resolve deploy.in, and what the CUDA image has, again
-	$(BIN)/uv pip compile requirements/deploy.in --quiet --upgrade \
+	$(BIN)/uv pip compile requirements/deploy.in --override requirements/deploy-overrides.txt --quiet --upgrade \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o requirements/deploy.lock
 	$(BIN)/uv pip compile pyproject.toml --extra sglang --quiet --upgrade \
 		--python-version 3.11 --universal --generate-hashes --no-annotate --no-emit-index-url --no-header \
