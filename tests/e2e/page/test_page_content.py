@@ -287,7 +287,7 @@ def test_a_random_model_is_told_and_settings_are_sent(proxy: Proxy, seeing: Page
     expect(seeing.get_by_text("weights are random").first).to_be_visible()
     proxy.answers = [says("Aye.")]
     set_option(seeing, "Temperature", 1.2)
-    set_option(seeing, "Longest answer", 33)
+    set_option(seeing, "Maximum length", 33)
     set_option(seeing, "Voice", "heart")
     reload(seeing)
     ask(seeing, "Hm?")
@@ -295,5 +295,5 @@ def test_a_random_model_is_told_and_settings_are_sent(proxy: Proxy, seeing: Page
     body = proxy.asked[0]
     assert (body["temperature"], body["max_tokens"], body["audio"]["voice"]) == (1.2, 33, "heart")
     seeing.get_by_role("button", name="Settings").click()
-    seeing.get_by_label("Longest answer").fill("0")
+    seeing.get_by_label("Maximum length").fill("0")
     expect(seeing.get_by_text("Give a whole number from 1 to 100000.")).to_be_visible()

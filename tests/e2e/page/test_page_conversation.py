@@ -136,7 +136,7 @@ def test_speech_that_is_heard_again_can_be_stopped(page: Page) -> None:
 
 def test_an_answer_that_is_cut_goes_on(page: Page) -> None:
     set_option(page, "Speak the answers", False)
-    set_option(page, "Longest answer", 5)
+    set_option(page, "Maximum length", 5)
     ask(page, FRANCE)
     cut = answer(page, "cut")
     expect(cut.get_by_text("Cut at the longest length")).to_be_visible()
