@@ -1,4 +1,4 @@
-"""Clients that read slowly through the router keep nobody else out, and nothing of their answers is lost."""
+"""Slow readers behind the router: others are served meanwhile, and their own answers arrive whole."""
 
 from __future__ import annotations
 

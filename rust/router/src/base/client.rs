@@ -47,8 +47,8 @@ pub struct Lag {
     pub seconds: f32,
 }
 
-/// Whether a client that has taken nothing for `idle` ticks, and so many bytes in the last `waited`, is slower than one
-/// may be after `limit`.
+/// True if a client takes its answer too slowly: nothing for more than `limit` ticks (`idle`), or less than the least
+/// rate after them (`taken` bytes in `waited` ticks).
 fn is_too_slow(idle: Tick, waited: Tick, taken: u64, limit: Tick) -> bool {
     let earned = Duration::from_secs_f64(taken as f64 / LEAST_RATE as f64);
     idle > limit || waited > limit.saturating_add(clock::ticks(earned))
@@ -71,7 +71,7 @@ pub struct Client {
     behind_since: AtomicU32,
     /// When it last took any, since then.
     last_taken: AtomicU32,
-    /// Whether the lane has found it behind for more than a moment.
+    /// True if it was behind at two looks in a row.
     is_slow: AtomicBool,
     /// Bytes that it has taken since then, and bytes that are held for it.
     taken: AtomicU64,
@@ -141,8 +141,8 @@ impl Client {
         self.behind_since.load(Relaxed) != 0
     }
 
-    /// Whether nobody should wait for the client any more. One that only falls behind a fast worker now and then is not
-    /// slow.
+    /// True if the client has been behind for two looks in a row, so that its worker should not wait for it. Falling
+    /// behind a fast worker for a moment does not count.
     pub fn is_slow(&self) -> bool {
         self.is_slow.load(Relaxed)
     }

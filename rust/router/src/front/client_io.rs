@@ -30,8 +30,8 @@ impl ClientIo {
         }
     }
 
-    /// Whether what the client does not take is held here. Outside of an answer nobody waits for the client but hyper,
-    /// with its next request, and an upgraded connection's two sides, at their own pace.
+    /// True if what the client does not take is held here: during an answer, for a slow client. Between answers only its
+    /// own next request waits, and an upgraded connection goes at the pace of its slower side.
     fn holds(&self) -> bool {
         self.client.is_slow() && !matches!(self.client.phase(), Phase::Idle | Phase::Head)
     }

@@ -78,8 +78,8 @@ fn is_missing(error: &io::Error) -> bool {
     matches!(code, Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
 }
 
-/// The address with its port, which nobody else listens on. Another router could silently share the port. So it is
-/// first bound exclusively, which then fails.
+/// The address, with the port that the system chose if it was 0. It is bound exclusively for a moment, which fails if
+/// another program listens there: lanes share their port, and a second router would silently share it too.
 fn claim(addr: SocketAddr) -> io::Result<SocketAddr> {
     let exclusive = socket(addr)?;
     exclusive.bind(&addr.into())?;

@@ -1,8 +1,8 @@
 //! The clients' side: accepts connections and admits their requests.
 //!
 //! - [`listen`] opens the port. A [`connection`] is accepted there, perhaps with [`tls`].
-//! - [`clients`] are the open connections with their time limits; [`client_io`] reads and writes one, [`unsent`] holds
-//!   what its client has not taken yet, and [`hangups`] finds those that nobody waits on any more.
+//! - [`clients`] are the open connections with their time limits. [`client_io`] reads and writes one. [`unsent`] holds the
+//!   part of an answer that its client has not taken yet. [`hangups`] finds clients that have closed their side.
 //! - Each request passes the [`gate`], which asks [`auth`], [`access`], [`cors`] and [`cross_site`], and goes on
 //!   from `connection::route`.
 
