@@ -156,6 +156,19 @@ test-versions: build ## the wheel with the oldest and the newest versions of wha
 	done
 	$(BIN)/python tests/versions/run.py $(VERSIONS)
 
+# SGLang's compiler is not among the packages of dev.lock, which run on CPUs.
+KERNELS := build/kernels
+$(KERNELS)/.installed: requirements/dev.lock requirements/sglang.lock requirements/cuda.lock | $(BIN)/uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(KERNELS)
+	$(BIN)/uv pip sync --python $(KERNELS)/bin/python --require-hashes requirements/dev.lock requirements/sglang.lock
+	$(BIN)/uv pip install --python $(KERNELS)/bin/python --no-deps --constraint requirements/cuda.lock \
+		ninja nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-cccl nvidia-nvvm
+	touch $@
+
+.PHONY: test-kernels
+test-kernels: build $(KERNELS)/.installed ## SGLang's kernels are compiled for an H100, without one, in an environment of their own; some minutes
+	PYTHONPATH=python $(KERNELS)/bin/python -m pytest -m long tests/integration/test_sglang_kernels.py
+
 .PHONY: test-gpu
 test-gpu: build ## what a GPU computes and shares, beside the CPU; without one, what can be told without it
 	$(BIN)/python -m pytest tests/gpu tests/device

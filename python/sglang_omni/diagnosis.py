@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from sglang_omni import toolkit
 from sglang_omni.gpus import Gpu
 from sglang_omni.packages import install_line
 from sglang_omni.relay.shm.cuda_driver import CudaError, NoCudaDriver, cuda_driver
@@ -117,8 +116,11 @@ def capability_findings(gpus: Sequence[Gpu]) -> list[Finding]:
     ]
 
 
-def sglang_findings(gpus: Sequence[Gpu]) -> list[Finding]:
-    """SGLang and the packages of its kernels, as its own requirements name them."""
+def sglang_findings() -> list[Finding]:
+    """SGLang, the packages of its kernels, as its own requirements name them, and what it compiles with.
+
+    Call it if there are GPUs.
+    """
     if version_of("sglang") is None:
         return [Finding("warn", "sglang", "not installed: stages on GPUs need it", install_line("sglang"))]
     found: list[Finding] = []
@@ -134,16 +136,8 @@ def sglang_findings(gpus: Sequence[Gpu]) -> list[Finding]:
                     f"pip install '{name}=={wanted}'",
                 )
             )
-    if needs_nvcc(gpus) and find_nvcc() is None:
-        found.append(
-            Finding(
-                "warn",
-                "nvcc",
-                "not found: on GPUs of this kind SGLang's attention is flashinfer, which compiles its "
-                "kernels at first use",
-                "install the CUDA toolkit and set CUDA_HOME, or choose --attention-backend triton",
-            )
-        )
+    # On every GPU: SGLang compiles kernels of each decode step, whatever its attention is.
+    found += [Finding("fail", *lack) for lack in toolkit.lacks()]
     return found
 
 
@@ -155,26 +149,6 @@ def kernels_install_line() -> str:
             *(f"'{name}=={version}'" for name, version in _pinned_by_sglang() if name == _KERNELS[0]),
         ]
     )
-
-
-def needs_nvcc(gpus: Sequence[Gpu]) -> bool:
-    """True if SGLang takes flashinfer for one of these GPUs, and no compiled kernels of it are installed.
-
-    It takes FlashAttention 3 on Hopper (9.x) and TensorRT-LLM's kernels on 10.x
-    (``_get_default_attn_backend`` of SGLang).
-    """
-    by_default = any(gpu.capability[0] not in (9, 10) for gpu in gpus)
-    return (
-        by_default
-        and version_of("flashinfer-python") is not None
-        and (version_of("flashinfer-jit-cache") is None)
-    )
-
-
-def find_nvcc() -> str | None:
-    """The CUDA compiler that flashinfer would use."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    return shutil.which("nvcc", path=f"{home}/bin") or shutil.which("nvcc")
 
 
 def torch_cuda_version() -> tuple[int, int] | None:

@@ -41,9 +41,19 @@ def test_no_build_tools_are_left(target: str) -> None:
         for found in re.findall(r"--no-install-recommends (.+?) +&&", step)
         for package in found.split()
     }
-    # Triton needs a compiler at run time.
-    assert installed == {"tini", *(("gcc", "libc6-dev") if target == "cuda" else ())}
+    # SGLang and Triton need a compiler at run time.
+    assert installed == {"tini", *(("g++", "libc6-dev") if target == "cuda" else ())}
     assert not any("pip install" in step for step in image(target)["RUN"])
+
+
+def test_the_cuda_image_has_what_sglang_compiles_with() -> None:
+    """ninja, and a compiler that goes with CUDA's headers, beside the C++ compiler above."""
+    lock = (ROOT / "requirements/cuda.lock").read_text()
+    pins = re.findall(r"^([\w.-]+)==(\S+)(.*)", lock, re.M)
+    versions = {name: version for name, version, marker in pins if "== 'darwin'" not in marker}
+    assert "ninja" in versions
+    parts = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-cccl", "nvidia-cuda-runtime")
+    assert {versions[part].rpartition(".")[0] for part in parts} == {"13.0"}
 
 
 def test_the_context_has_what_the_wheel_is_built_from() -> None:

@@ -30,6 +30,8 @@ PLACES = {
     "versions/asyncio.py": {"asyncio"},
     "versions/torch.py": {"torch"},
     "engines/sglang/compat.py": {"sglang"},
+    # What SGLang compiles has no public names.
+    "engines/sglang/kernels.py": {"sglang"},
     # Sizes SGLang's KV pool in its place.
     "engines/sglang/memory.py": {"sglang"},
     # A subclass of SGLang's scheduler: it has to override what that one calls itself.
@@ -53,6 +55,7 @@ NOT_DECLARED = {
 NOT_IMPORTED = {
     "python-multipart": "starlette's, for forms",
     "torchvision": "transformers', for images",
+    "cuda-toolkit": "SGLang's compiler on a GPU",
     "pipecat-ai": "only Smart Turn's weights are read from its wheel",
     "nixl": "imported by a name that tells the CUDA version",
 }

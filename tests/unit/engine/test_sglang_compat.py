@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from sglang_omni import toolkit
 from sglang_omni.engines.options import TensorParallel
 from sglang_omni.engines.sglang import compat
 
@@ -32,6 +33,15 @@ def test_another_version_is_refused_and_the_supported_one_named(monkeypatch: pyt
         ImportError, match=r"of SGLang 0\.5\.23, but 0\.6\.0 is .*pip install 'sglang==0\.5\.23'"
     ):
         compat.prepare("cpu")
+
+
+def test_a_gpu_needs_compilers_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    lack = toolkit.Lack("ninja", "not found", "pip install ninja")
+    monkeypatch.setattr(toolkit, "lacks", lambda: [lack])
+    monkeypatch.setattr(compat, "check_version", lambda: None)
+    monkeypatch.setattr(compat, "_load_kernels", lambda kind: pytest.fail("kernels were loaded"))
+    with pytest.raises(ImportError, match=r"cannot compile .*ninja: not found \(pip install ninja\)$"):
+        compat.prepare("cuda:0")
 
 
 def test_one_kind_of_device_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_omni import diagnosis
+from sglang_omni import diagnosis, toolkit
 from sglang_omni.cli import doctor
 from sglang_omni.cli.doctor import machine as examined
 from sglang_omni.config import PipelineConfig, StageConfig
@@ -43,7 +43,7 @@ class Machine:
         self.driver: Driver | CudaError = Driver((13, 0))
         self.gpus = [H100]
         self.versions = {"sglang": "0.5.23", "sglang-kernel": "0.4.10", "flashinfer-python": "0.7.2"}
-        self.nvcc: str | None = "/usr/local/cuda/bin/nvcc"
+        self.lacks: list[toolkit.Lack] = []
         self.probes: dict[str, str | examined.Finding] = {
             "sgl_kernel": "/site/sgl_kernel/__init__.py\n",
             "torch": self.torch(),
@@ -58,7 +58,7 @@ class Machine:
             monkeypatch.setattr(module, "version_of", version_of)
         monkeypatch.setattr(diagnosis, "cuda_driver", self.cuda_driver)
         monkeypatch.setattr(diagnosis, "torch_cuda_version", lambda: (13, 0))
-        monkeypatch.setattr(diagnosis, "find_nvcc", lambda: self.nvcc)
+        monkeypatch.setattr(toolkit, "lacks", lambda: self.lacks)
         monkeypatch.setattr(examined, "visible_gpus", lambda: self.gpus)
         monkeypatch.setattr(preflight, "visible_gpus", lambda: self.gpus)
         monkeypatch.setattr(
@@ -177,9 +177,8 @@ def _no_sglang(machine: Machine) -> None:
     machine.versions = {}
 
 
-def _no_nvcc(machine: Machine) -> None:
-    machine.nvcc, machine.gpus = None, [H100, A100]
-    machine.probes["torch"] = machine.torch()
+def _no_compiler(machine: Machine) -> None:
+    machine.lacks = [toolkit.Lack("c++", "c++ is not found", "apt-get install g++")]
 
 
 def _torch_cannot(machine: Machine) -> None:
@@ -206,7 +205,7 @@ def _kernels_do_not_load(machine: Machine) -> None:
         (_old_kernels, "sglang-kernel", "fail: 0.4.9 is installed", "'sglang-kernel==0.4.10'", True),
         (_newer_kernels, "sglang-kernel", "warn: 0.4.10.post1 is installed", "pip install", True),
         (_no_sglang, "sglang", "warn: not installed", "sgl-omni[sglang]", True),
-        (_no_nvcc, "nvcc", "warn: not found.*flashinfer", "--attention-backend triton", True),
+        (_no_compiler, "c++", "fail: .*is not found", "apt-get install g++", True),
         (_torch_cannot, "torch", "fail: .* cannot use the GPUs: CUDA driver init", "driver", None),
         (_torch_without_kernels, "GPU 0", "fail: torch has no kernels for .* 9.0", "newer torch", None),
         (_kernels_do_not_load, "sgl_kernel", "fail: ImportError: libcudart", "sglang-kernel==0.4.10", None),

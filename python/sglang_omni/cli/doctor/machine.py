@@ -181,7 +181,7 @@ def _sglang(gpus: Sequence[Gpu]) -> list[Finding]:
     if not gpus:
         text = "not installed, and not needed without a GPU" if version is None else version
         return [Finding("ok", "sglang", text)]
-    findings = diagnosis.sglang_findings(gpus)
+    findings = diagnosis.sglang_findings()
     if version is None:
         return findings
     found = [Finding("ok", "sglang", version), *findings]

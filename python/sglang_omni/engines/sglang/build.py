@@ -13,7 +13,8 @@ from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.quantization import quantization_of
 from sglang_omni.engines.sglang import compat
 from sglang_omni.engines.sglang.weight_links import with_chosen_weights
-from sglang_omni.model_runner.config import FAMILIES
+from sglang_omni.model_runner.config import FAMILIES, DecoderConfig
+from sglang_omni.model_runner.loader import DTYPES
 
 if TYPE_CHECKING:
     from sglang_omni.engines.sglang.engine import SGLangEngine
@@ -31,7 +32,7 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
         RuntimeError: This process is already in another tensor parallel group.
     """
     refuse_windows(spec)
-    _prepare(spec.model_path, options)
+    _prepare(spec.model_path, options, spec.config)
     from sglang_omni.engines.sglang.engine import SGLangEngine
     from sglang_omni.engines.sglang.text_models import register_own_class
 
@@ -65,8 +66,6 @@ def build_sglang_text_engine(model_path: Path, options: EngineOptions) -> SGLang
             for its architecture.
         RuntimeError: This process is already in another tensor parallel group.
     """
-    _prepare(model_path, options)
-    from sglang_omni.engines.sglang.engine import SGLangEngine
     from sglang_omni.engines.sglang.text_models import (
         foreign_spec,
         has_odd_positions,
@@ -74,11 +73,15 @@ def build_sglang_text_engine(model_path: Path, options: EngineOptions) -> SGLang
         register_own_class,
     )
 
-    if (spec := known_spec(model_path)) is not None:
-        if quantization_of(model_path) is None:
-            return build_sglang_engine(spec, options)
-        refuse_windows(spec)
-        if has_odd_positions(_fields(model_path), spec.config):
+    known = known_spec(model_path)
+    if known is not None and quantization_of(model_path) is None:
+        return build_sglang_engine(known, options)
+    _prepare(model_path, options, None if known is None else known.config)
+    from sglang_omni.engines.sglang.engine import SGLangEngine
+
+    if known is not None:
+        refuse_windows(known)
+        if has_odd_positions(_fields(model_path), known.config):
             raise ValueError(
                 f"{model_path}: SGLang's own classes, which read quantized weights, compute YaRN by factor, "
                 "original_max_position_embeddings, beta_fast, beta_slow and truncate alone: serve weights "
@@ -125,9 +128,13 @@ def check_sglang(model_path: Path, options: EngineOptions) -> None:
         )
 
 
-def _prepare(model_path: Path, options: EngineOptions) -> None:
+def _prepare(model_path: Path, options: EngineOptions, config: DecoderConfig | None) -> None:
     check_sglang(model_path, options)
     compat.prepare(options.device)
+    if options.device != "cpu":
+        from sglang_omni.engines.sglang.kernels import build_kernels
+
+        build_kernels(DTYPES[options.dtype], config)
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from sglang_omni import toolkit
 from sglang_omni.diagnosis import kernels_install_line
 from sglang_omni.engines.options import EngineOptions, TensorParallel
 from sglang_omni.engines.sglang.lora import computing
@@ -75,7 +76,8 @@ def prepare(device: str) -> None:
     """Makes ``import sglang`` work in this process, for engines on ``device`` ("cpu" or "cuda:N").
 
     Raises:
-        ImportError: SGLang, or its kernels for a GPU, are missing or of another version.
+        ImportError: SGLang, or its kernels for a GPU, are missing or of another version, or what it compiles
+            others with is missing.
         RuntimeError: The process already serves another kind of device; SGLang fixes it at import.
     """
     global _prepared_for
@@ -90,6 +92,8 @@ def prepare(device: str) -> None:
     check_version()
     if kind == "cpu":
         _choose_cpu_engine()
+    else:
+        toolkit.provide()
     # With an external package, SGLang imports its own 200 models only when one of them is needed.
     os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "sglang_omni.engines.sglang.models")
     _load_kernels(kind)

@@ -49,7 +49,7 @@ def check_gpus(plan: PipelinePlan) -> None:
         if failures:
             lines = "".join(f"\n  {finding}" for finding in failures)
             raise LaunchError(f"no stage can use the GPUs of this machine:{lines}")
-        findings += diagnosis.sglang_findings(gpus)
+        findings += diagnosis.sglang_findings()
     for finding in findings:
         if finding.status != "ok":
             logger.warning("%s", finding)

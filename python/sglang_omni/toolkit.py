@@ -1,0 +1,171 @@
+"""What SGLang compiles its kernels with on a GPU: ninja, a C++ compiler, and a CUDA toolkit.
+
+It looks for the toolkit in CUDA_HOME, then in CUDA_PATH, then where ``nvcc`` is on the PATH, then in
+/usr/local/cuda, and links kernels to the toolkit's ``lib64/libcudart.so``. NVIDIA's wheels hold all of it, in
+another place and layout, so links to their files are laid out as a toolkit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NamedTuple
+
+_DEFAULT = Path("/usr/local/cuda")
+# torch requires one version of ``cuda-toolkit``, so pip takes a compiler that goes with torch's headers.
+_WHEELS_LINE = "pip install 'cuda-toolkit[nvcc,cccl]==13.*'"
+
+
+class Lack(NamedTuple):
+    """A part that compiling needs, why it cannot be used, and what mends it."""
+
+    name: str
+    text: str
+    mend: str
+
+
+def provide() -> None:
+    """Makes SGLang find its compilers, in this process and its children.
+
+    Scripts of this Python's environment are on the PATH afterwards: it may have been called by its path.
+
+    Raises:
+        ImportError: A part is missing, or the folder of links cannot be written.
+    """
+    if lacking := lacks():
+        parts = "; ".join(f"{part.name}: {part.text} ({part.mend})" for part in lacking)
+        raise ImportError(f"SGLang cannot compile its kernels for a GPU: {parts}", name="sglang")
+    os.environ["PATH"] = _path()
+    if _found() is None and (wheels := _wheels()) is not None:
+        os.environ["CUDA_HOME"] = str(_linked(wheels))
+
+
+def lacks() -> list[Lack]:
+    """The parts that are missing on this machine; empty if SGLang can compile."""
+    found = []
+    if _which("ninja") is None:
+        found.append(Lack("ninja", "not found", "pip install ninja"))
+    compiler = os.environ.get("CXX", "c++")
+    if _which(compiler) is None:
+        found.append(
+            Lack("c++", f"{compiler} is not found", "apt-get install g++; on Fedora: dnf install gcc-c++")
+        )
+    home = _found()
+    if home is None:
+        found += _wheels_lack()
+    elif not (home / "bin/nvcc").is_file():
+        found.append(
+            Lack("nvcc", f"CUDA_HOME is {home}, which has no bin/nvcc", "unset CUDA_HOME, or correct it")
+        )
+    elif not (home / "lib64/libcudart.so").is_file() and not _is_linked_by_itself(compiler):
+        found.append(
+            Lack(
+                "libcudart",
+                f"the CUDA toolkit in {home} has no lib64/libcudart.so",
+                f"set CUDA_HOME to a whole CUDA toolkit; or take it off the PATH, and {_WHEELS_LINE}",
+            )
+        )
+    return found
+
+
+def _wheels_lack() -> list[Lack]:
+    wheels = _wheels()
+    if wheels is None:
+        return [Lack("nvcc", "neither a CUDA toolkit nor NVIDIA's wheel of it is found", _WHEELS_LINE)]
+    if _cudart(wheels) is None:
+        return [Lack("libcudart", f"{wheels}/lib has no libcudart.so", _WHEELS_LINE)]
+    compiler, headers = _minor("nvidia-cuda-nvcc"), _minor("nvidia-cuda-runtime")
+    if compiler != headers:
+        # CUDA's C++ library refuses it, though other kernels compile.
+        text = f"the wheel of nvcc is of CUDA {compiler}, and that of its headers of {headers}"
+        return [Lack("nvcc", text, _WHEELS_LINE)]
+    return []
+
+
+def _found() -> Path | None:
+    """The toolkit that SGLang finds by itself."""
+    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return Path(home)
+    if nvcc := _which("nvcc"):
+        return Path(nvcc).parent.parent
+    return _DEFAULT if (_DEFAULT / "bin/nvcc").is_file() else None
+
+
+def _wheels() -> Path | None:
+    """The folder with the files of NVIDIA's wheels, if nvcc is among them."""
+    spec = importlib.util.find_spec("nvidia")
+    places = spec.submodule_search_locations if spec is not None else None
+    folders = (folder for place in places or () for folder in sorted(Path(place).glob("cu[0-9]*")))
+    return next((folder for folder in folders if (folder / "bin/nvcc").is_file()), None)
+
+
+def _cudart(wheels: Path) -> Path | None:
+    return next(iter(sorted((wheels / "lib").glob("libcudart.so.*"))), None)
+
+
+def _linked(wheels: Path) -> Path:
+    """A toolkit of links to ``wheels``, which every process of this user and environment finds there."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sgl-omni" / "cuda"
+    home = folder / hashlib.sha256(str(wheels).encode()).hexdigest()[:16]
+    cudart = _cudart(wheels)
+    assert cudart is not None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if home.is_dir():
+            return home
+        # Another process sees the whole folder or none.
+        made = Path(tempfile.mkdtemp(dir=folder, prefix="."))
+        for part in ("bin", "include", "nvvm"):
+            (made / part).symlink_to(wheels / part)
+        (made / "lib64").mkdir()
+        (made / "lib64/libcudart.so").symlink_to(cudart)
+        try:
+            made.rename(home)
+        except OSError:
+            shutil.rmtree(made)
+            if not home.is_dir():
+                raise
+    except OSError as error:
+        raise ImportError(
+            f"the links to NVIDIA's compiler cannot be written to {folder} ({error.strerror}): set "
+            "XDG_CACHE_HOME to a folder that can be written, or CUDA_HOME to a CUDA toolkit",
+            name="sglang",
+        ) from error
+    return home
+
+
+def _is_linked_by_itself(compiler: str) -> bool:
+    """True if the compiler finds CUDA's runtime where the system has its libraries, as on Debian."""
+    program = _which(compiler)
+    if program is None:
+        return False
+    done = subprocess.run(
+        [program, "-print-file-name=libcudart.so"], capture_output=True, text=True, check=False
+    )
+    return Path(done.stdout.strip()).is_absolute()
+
+
+def _path() -> str:
+    """The PATH, and after it the folder of this Python's own programs."""
+    own = str(Path(sys.executable).parent)
+    path = os.environ.get("PATH") or os.defpath
+    return path if own in path.split(os.pathsep) else f"{path}{os.pathsep}{own}"
+
+
+def _which(program: str) -> str | None:
+    return shutil.which(program, path=_path())
+
+
+def _minor(distribution: str) -> str:
+    """The minor version of an installed wheel, such as ``"13.0"``."""
+    try:
+        return ".".join(version(distribution).split(".")[:2])
+    except PackageNotFoundError:
+        return "unknown"
