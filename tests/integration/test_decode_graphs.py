@@ -126,3 +126,57 @@ def test_a_failed_capture_leaves_an_engine_without_graphs(
     assert line == (
         "CUDA graphs cannot be captured, so steps run without them: Capture cuda graph failed: no"
     )
+
+
+@pytest.mark.parametrize("decode_fails", [False, True])
+def test_a_failed_capture_of_prompts_leaves_that_of_decode_steps(
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    decode_fails: bool,
+) -> None:
+    """Prompts' graphs are captured first, and are the larger ones."""
+    checkpoint = tiny_checkpoint("llama")
+    prompt = [1, 2, 3]
+    with engines("sglang") as build:
+        build(DecoderSpec.from_dir(checkpoint.path))
+        from sglang.srt.model_executor.model_runner_components import cuda_graph_setup
+
+        from sglang_omni.engines.sglang import scheduler
+
+        initial = scheduler.Scheduler.init_all_cuda_graphs
+        prefill, decode = cuda_graph_setup.capture_prefill_graph, cuda_graph_setup.capture_decode_graph
+        attempts: list[tuple[str, str]] = []
+
+        def as_on_a_gpu(self: Any) -> None:
+            graphs = scheduler.get_exec().graph.cuda_graph_config
+            if not attempts:
+                graphs.decode.backend, graphs.prefill.backend = "full", "breakable"
+            attempts.append((graphs.decode.backend, graphs.prefill.backend))
+            initial(self)
+
+        def capture_prefill(**kwargs: Any) -> Any:
+            if attempts[-1][1] != "disabled":
+                raise torch.cuda.OutOfMemoryError("prompts: out of memory")
+            return prefill(**kwargs)
+
+        def capture_decode(**kwargs: Any) -> Any:
+            if decode_fails and attempts[-1][0] != "disabled":
+                raise torch.cuda.OutOfMemoryError("decode: out of memory")
+            return decode(**kwargs)
+
+        monkeypatch.setattr(scheduler.Scheduler, "init_all_cuda_graphs", as_on_a_gpu)
+        monkeypatch.setattr(cuda_graph_setup, "capture_prefill_graph", capture_prefill)
+        monkeypatch.setattr(cuda_graph_setup, "capture_decode_graph", capture_decode)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        engine = build(DecoderSpec.from_dir(checkpoint.path))
+
+        assert run(engine, [greedy("a", prompt, 8)]) == [checkpoint.greedy(prompt, 8)]
+    lines = [record.getMessage() for record in caplog.records if record.name == scheduler.__name__]
+    expected = [("full", "breakable"), ("full", "disabled"), ("disabled", "disabled")]
+    said = [
+        "CUDA graphs cannot be captured, so prompts run without them: prompts: out of memory",
+        "CUDA graphs cannot be captured, so steps run without them: decode: out of memory",
+    ]
+    assert attempts == expected[: 3 if decode_fails else 2]
+    assert lines == said[: 2 if decode_fails else 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -73,8 +74,9 @@ class HoldingScheduler(Scheduler):
     def init_all_cuda_graphs(self) -> None:
         """Called when weights and cache are there, before SGLang captures decode steps.
 
-        If capturing fails, steps run without graphs. Not in a tensor parallel group, whose ranks would launch
-        different things.
+        If capturing fails, it is tried again for decode steps alone: graphs of prompts take more memory and
+        gain less. If that fails too, steps run without graphs. Not in a tensor parallel group, whose ranks
+        would launch different things.
         """
         runner = self.tp_worker.model_runner
         self._decoder = runner.model if isinstance(runner.model, OmniDecoder) else None
@@ -82,21 +84,25 @@ class HoldingScheduler(Scheduler):
             # SGLang keeps the first page for rows that pad a batch.
             pool = runner.token_to_kv_pool_allocator
             self._decoder.allocate(runner.req_to_token_pool.size, pool.size + pool.page_size)
-        try:
-            super().init_all_cuda_graphs()
-        except Exception as failure:
-            if cuda_graph_fully_disabled() or self.server_args.tp_size > 1:
-                raise
-            # If the GPU itself has failed, this raises.
-            torch.cuda.synchronize()
-            reason = next(iter(str(failure).splitlines()), repr(failure))
-            logger.warning("CUDA graphs cannot be captured, so steps run without them: %s", reason)
-        else:
-            return
-        # The failure is forgotten by now, and with it the memory that its frames held.
         graphs = get_exec().graph.cuda_graph_config
-        graphs.decode.backend = graphs.prefill.backend = Backend.DISABLED
-        super().init_all_cuda_graphs()
+        while True:
+            try:
+                super().init_all_cuda_graphs()
+                return
+            except Exception as failure:
+                if cuda_graph_fully_disabled() or self.server_args.tp_size > 1:
+                    raise
+                # If the GPU itself has failed, this raises.
+                torch.cuda.synchronize()
+                reason = next(iter(str(failure).splitlines()), repr(failure))
+            given_up = "steps" if graphs.prefill.backend == Backend.DISABLED else "prompts"
+            logger.warning("CUDA graphs cannot be captured, so %s run without them: %s", given_up, reason)
+            if given_up == "prompts":
+                graphs.prefill.backend = Backend.DISABLED
+            else:
+                graphs.decode.backend = Backend.DISABLED
+            # The failure is forgotten by now. Its graphs and their runners hold each other, and their memory.
+            gc.collect()
 
     # The parts that talk to SGLang's other processes are left out.
 
