@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 from bench import Bench, Skip, markdown
 
+from sglang_omni.model_runner.attention import avoid_cudnn
+
 CASES = ("tests", "predictor", "codec", "encoders", "engine", "sharing", "serving")
 
 
@@ -33,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="no case begins after that")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
+    # As in the process of a stage.
+    avoid_cudnn()
     bench = Bench(args.device, time.monotonic() + 60 * args.minutes)
     machine = machine_of(args.device)
     for name in args.only:

@@ -14,10 +14,11 @@ from waiting import until
 
 from sglang_omni.compat.executors.preprocessing_executor import PreprocessingExecutor
 from sglang_omni.compat.executors.stepped_engine import SteppedEngine
-from sglang_omni.config import PipelineConfig
+from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.pipeline.processes import child
 from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
+from sglang_omni.pipeline.stage.build import build_scheduler
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
@@ -197,6 +198,28 @@ async def test_a_follower_builds_and_steps_on_its_gpu(
     assert recorder.seen["build"] == {threading.get_ident(): 0}
     assert recorder.gpus("step") == {0}
     assert threading.get_ident() not in recorder.seen["step"]
+
+
+@pytest.mark.parametrize("gpu", [None, 5])
+def test_a_stage_on_a_gpu_is_built_without_attention_of_cudnn(gpu: int | None) -> None:
+    """Its kernels are planned anew for each shape, and graphs are recorded while the factory runs."""
+    stage = StageConfig(name="a", factory=f"{__name__}.cudnn_of_factory", process="a", terminal=True, gpu=gpu)
+    launch = StageLaunchConfig("a", stage=stage, gpu_id=gpu)
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        build_scheduler(launch, PipelineConfig(model_path="m", stages=[stage]))
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
+    assert in_factory.pop() is (gpu is None)
+
+
+in_factory: list[bool] = []
+
+
+def cudnn_of_factory(gpu_id: int | None = None) -> SimpleScheduler:
+    in_factory.append(torch.backends.cuda.cudnn_sdp_enabled())
+    return SimpleScheduler(lambda payload: payload)
 
 
 def test_without_a_gpu_torch_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,16 @@ from sglang_omni.model_runner.kv_cache import PagedKVCache
 PAGE_SIZE = 256
 
 
+def avoid_cudnn() -> None:
+    """Has torch compute attention in this process without cuDNN.
+
+    cuDNN plans its kernels anew for each shape, in 40 ms and more: every length of a prompt and every count
+    of sequences would wait for it once. From 2.15 on torch prefers it for paged caches, on GPUs of capability
+    9.x and 10.x.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def why_not_paged(config: DecoderConfig, dtype: torch.dtype, device: torch.device, page_size: int) -> str:
     """Why torch's kernel for paged caches cannot compute this attention; empty if it can.
 
@@ -110,7 +120,6 @@ def paged_attention(queries: Tensor, keys: Tensor, values: Tensor, batch: PagedB
         batch.max_rows,
         batch.max_length,
         window_size=(-1, 0),
-        # Also keeps torch from choosing cuDNN's kernel, which wants other things of a cache.
         enable_gqa=True,
         seqused_k=batch.lengths,
         block_table=batch.pages,

@@ -95,6 +95,11 @@ def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Schedu
     """
     stage = launch.stage
     assert stage is not None
+    if launch.device_index is not None:
+        from sglang_omni.model_runner.attention import avoid_cudnn
+
+        # Factories record graphs.
+        avoid_cudnn()
     path, field = stage_factory_path(stage)
     factory = import_callable(path, stage=stage.name, field=field)
     refuse_unread_gpu(stage, signature_of(factory).accepts, launch.factory_args)
