@@ -137,11 +137,12 @@ class StackedExperts:
 def _has_grouped_mm(weights: Tensor) -> bool:
     """True if torch multiplies groups of rows by these weights without asking the host for their sizes.
 
-    It does from Hopper on, in bfloat16, if rows begin at a multiple of 16 bytes.
+    It does on GPUs of capability 9.x and 10.x (``_grouped_mm_cuda`` in its GroupedBlas.cpp), in
+    bfloat16, if rows begin at a multiple of 16 bytes.
     """
     if weights.device.type != "cuda" or weights.dtype != torch.bfloat16 or grouped_mm is None:
         return False
-    return weights.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(weights.device) >= (9, 0)
+    return weights.shape[-1] % 8 == 0 and torch.cuda.get_device_capability(weights.device)[0] in (9, 10)
 
 
 def _gated(gate_up: Tensor) -> Tensor:

@@ -49,8 +49,14 @@ def test_a_long_prompt_passes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "dtype", "inner", "has"),
     [
-        ((9, 0), torch.bfloat16, 24, True),
         ((8, 0), torch.bfloat16, 24, False),
+        ((8, 9), torch.bfloat16, 24, False),
+        ((9, 0), torch.bfloat16, 24, True),
+        ((10, 0), torch.bfloat16, 24, True),
+        ((10, 3), torch.bfloat16, 24, True),
+        # RTX 50 and RTX PRO.
+        ((12, 0), torch.bfloat16, 24, False),
+        ((12, 1), torch.bfloat16, 24, False),
         ((9, 0), torch.float16, 24, False),
         ((9, 0), torch.bfloat16, 21, False),
     ],
