@@ -9,7 +9,7 @@ import pytest
 
 from sglang_omni.pipeline.processes import mps
 
-# Notes how it is called, and listens while the file "control" is there.
+# Notes how it is called, and listens while the file "control" is there, whose text is run if it has any.
 CONTROL = """#!/bin/sh
 dir="$CUDA_MPS_PIPE_DIRECTORY"
 if [ "$1" = -d ]; then
@@ -22,7 +22,9 @@ fi
 read command
 echo "$command" >> "$MPS_CALLS"
 case "$command" in
-    get_server_list) if [ -e "$dir/server" ]; then echo 4711; fi ;;
+    get_server_list)
+        if [ -s "$dir/control" ]; then . "$dir/control"; fi
+        if [ -e "$dir/server" ]; then echo 4711; fi ;;
     quit) kill "$(cat "$dir/pid")"; rm -f "$dir/control" ;;
 esac
 """

@@ -127,24 +127,68 @@ async def test_a_machine_without_gpus_needs_none(
     assert control.calls == []
 
 
-@pytest.mark.parametrize("by", ["environment", "default"])
-async def test_a_daemon_that_runs_already_is_left_alone(
-    fake_machine: FakeMachine,
-    control: FakeMps,
-    planned: Any,
-    by: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A folder in which CUDA looks for a daemon of somebody else: by the environment, or by default."""
+    folder = tmp_path / ("theirs" if request.param == "environment" else "elsewhere")
+    folder.mkdir()
+    if request.param == "environment":
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("theirs", ["environment", "default"], indirect=True)
+async def test_a_daemon_that_runs_already_is_used_and_left_alone(
+    fake_machine: FakeMachine, control: FakeMps, planned: Any, theirs: Path
 ) -> None:
     fake_machine.has(1)
     control.install()
-    if by == "environment":
-        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "theirs"))
-    else:
-        (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "elsewhere" / "control").touch()
+    (theirs / "control").touch()
     assert await mps.start_mps("auto", planned(0, 0)) is None
-    assert control.calls == []
+    assert control.calls == ["get_server_list"]
+
+
+@pytest.mark.parametrize("theirs", ["environment", "default"], indirect=True)
+@pytest.mark.parametrize(
+    ("left", "reason"),
+    [
+        ("exit 1", "nvidia-cuda-mps-control failed with status 1: no output"),
+        ("exec sleep 60", "no answer in 1 s"),
+        ("exit 0", "a process on a GPU did not reach it"),
+    ],
+)
+async def test_another_is_started_if_one_that_was_left_does_not_answer(
+    fake_machine: FakeMachine,
+    control: FakeMps,
+    planned: Any,
+    theirs: Path,
+    left: str,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fake_machine.has(1)
+    control.install()
+    (theirs / "control").write_text(left)
+    if "sleep" in left:
+        monkeypatch.setattr(mps, "_ANSWER_S", 1.0)
+    specs = planned(0, 0)
+    daemon = await mps.start_mps("auto", specs)
+    assert daemon is not None
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line == f"The MPS daemon of {theirs} cannot be used, so another one is started: {reason}"
+    pipes = daemon.environment_of(specs[0])["CUDA_MPS_PIPE_DIRECTORY"]
+    assert Path(pipes).is_relative_to(specs[0].runtime_dir)
+    await daemon.close()
+
+
+async def test_without_the_program_a_daemon_is_believed(
+    fake_machine: FakeMachine, control: FakeMps, planned: Any, tmp_path: Path
+) -> None:
+    fake_machine.has(1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/control").touch()
+    assert await mps.start_mps("on", planned(0, 0)) is None
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ _DEFAULT_PIPES = "/tmp/nvidia-mps"
 # In a run's folder.
 _FOLDER = "mps"
 _START_S = 30.0
+_ANSWER_S = 30.0
 _STOP_S = 3.0
 
 # What a process does first on a GPU: it makes the daemon start its server.
@@ -82,15 +83,11 @@ class MpsDaemon:
             async with asyncio.timeout(_START_S):
                 # Ends once the daemon listens.
                 await _run([_CONTROL, "-d"], all_gpus)
-                await _run([sys.executable, "-c", _TRIAL], first_gpu)
-                # A process that does not find the daemon goes on without it, and says nothing.
-                servers = await _run([_CONTROL], all_gpus, "get_server_list\n")
+                await _try(first_gpu)
         except TimeoutError as error:
             raise MpsError(f"it is not up after {_START_S:g} s") from error
         except OSError as error:
             raise MpsError(str(error)) from error
-        if not servers:
-            raise MpsError("a process on a GPU did not reach it")
 
     def environment_of(self, spec: ProcessSpec) -> dict[str, str]:
         """The variables by which a process uses it; none for a process that does not see one GPU alone."""
@@ -113,7 +110,7 @@ async def start_mps(mode: MpsMode, specs: Sequence[ProcessSpec]) -> MpsDaemon | 
     """The daemon for these processes of this host, if they need one and it can be had.
 
     They need one if ``mode`` is "on", or "auto" and several of them share a GPU; and not if one runs already
-    that CUDA finds by itself.
+    that CUDA finds by itself, and a process can use it.
 
     Raises:
         MpsError: ``mode`` is "on", and it cannot be had. With "auto" a warning says why.
@@ -123,7 +120,7 @@ async def start_mps(mode: MpsMode, specs: Sequence[ProcessSpec]) -> MpsDaemon | 
     wanted = mode == "on" or (mode == "auto" and max(on_gpu.values(), default=0) > 1)
     if not wanted or not gpus:
         return None
-    if _PIPES in os.environ or Path(_DEFAULT_PIPES, "control").exists():
+    if await _runs_already():
         logger.info("Processes on GPUs use the MPS daemon that runs already")
         return None
     daemon = MpsDaemon(Path(specs[0].runtime_dir) / _FOLDER, {index: gpu.uuid for index, gpu in gpus.items()})
@@ -141,6 +138,35 @@ async def start_mps(mode: MpsMode, specs: Sequence[ProcessSpec]) -> MpsDaemon | 
         return None
     logger.info("MPS lets processes that share a GPU compute side by side (--mps)")
     return daemon
+
+
+async def _runs_already() -> bool:
+    """True if CUDA finds a daemon by itself, and a process on a GPU can use it.
+
+    One that was killed leaves its socket, and one of another user lets nobody else in.
+    """
+    pipes = os.environ.get(_PIPES) or _DEFAULT_PIPES
+    if not Path(pipes, "control").exists():
+        return False
+    if shutil.which(_CONTROL) is None:
+        # It cannot be asked, and none could be started in its place.
+        return True
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            await _try({_PIPES: pipes})
+    except (MpsError, TimeoutError, OSError) as error:
+        reason = str(error) or f"no answer in {_ANSWER_S:g} s"
+        logger.warning("The MPS daemon of %s cannot be used, so another one is started: %s", pipes, reason)
+        return False
+    return True
+
+
+async def _try(environment: Mapping[str, str]) -> None:
+    """Has a process on a GPU use the daemon of ``environment``. MpsError if it cannot, or does not."""
+    await _run([sys.executable, "-c", _TRIAL], environment)
+    # A process that does not find the daemon goes on without it, and says nothing.
+    if not await _run([_CONTROL], environment, "get_server_list\n"):
+        raise MpsError("a process on a GPU did not reach it")
 
 
 def quit_daemon(runtime_dir: Path) -> None:
