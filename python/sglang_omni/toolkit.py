@@ -37,7 +37,7 @@ def provide() -> None:
     Scripts of this Python's environment are on the PATH afterwards: it may have been called by its path.
 
     Raises:
-        ImportError: A part is missing, or the folder of links cannot be written.
+        ImportError: A part is missing.
     """
     if lacking := lacks():
         parts = "; ".join(f"{part.name}: {part.text} ({part.mend})" for part in lacking)
@@ -72,6 +72,14 @@ def lacks() -> list[Lack]:
                 f"set CUDA_HOME to a whole CUDA toolkit; or take it off the PATH, and {_WHEELS_LINE}",
             )
         )
+    for folder in (_kernels_folder(), *([] if home else [_links_folder()])):
+        if not _can_be_written(folder):
+            mend = (
+                "set HOME, or SGLANG_JIT_CACHE_DIR and XDG_CACHE_HOME, to a folder that can be written; in a "
+                "container to a volume's"
+            )
+            found.append(Lack("HOME", f"compiled kernels cannot be written to {folder}", mend))
+            break
     return found
 
 
@@ -112,33 +120,41 @@ def _cudart(wheels: Path) -> Path | None:
 
 def _linked(wheels: Path) -> Path:
     """A toolkit of links to ``wheels``, which every process of this user and environment finds there."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sgl-omni" / "cuda"
+    folder = _links_folder()
     home = folder / hashlib.sha256(str(wheels).encode()).hexdigest()[:16]
     cudart = _cudart(wheels)
     assert cudart is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    if home.is_dir():
+        return home
+    # Another process sees the whole folder or none.
+    made = Path(tempfile.mkdtemp(dir=folder, prefix="."))
+    for part in ("bin", "include", "nvvm"):
+        (made / part).symlink_to(wheels / part)
+    (made / "lib64").mkdir()
+    (made / "lib64/libcudart.so").symlink_to(cudart)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if home.is_dir():
-            return home
-        # Another process sees the whole folder or none.
-        made = Path(tempfile.mkdtemp(dir=folder, prefix="."))
-        for part in ("bin", "include", "nvvm"):
-            (made / part).symlink_to(wheels / part)
-        (made / "lib64").mkdir()
-        (made / "lib64/libcudart.so").symlink_to(cudart)
-        try:
-            made.rename(home)
-        except OSError:
-            shutil.rmtree(made)
-            if not home.is_dir():
-                raise
-    except OSError as error:
-        raise ImportError(
-            f"the links to NVIDIA's compiler cannot be written to {folder} ({error.strerror}): set "
-            "XDG_CACHE_HOME to a folder that can be written, or CUDA_HOME to a CUDA toolkit",
-            name="sglang",
-        ) from error
+        made.rename(home)
+    except OSError:
+        shutil.rmtree(made)
+        if not home.is_dir():
+            raise
     return home
+
+
+def _links_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "sgl-omni" / "cuda"
+
+
+def _kernels_folder() -> Path:
+    """Where SGLang keeps what it compiles."""
+    return Path(os.path.expanduser(os.environ.get("SGLANG_JIT_CACHE_DIR") or "~/.cache/sglang/jit"))
+
+
+def _can_be_written(folder: Path) -> bool:
+    # Of a user without a home, "~" stays.
+    there = next((place for place in (folder, *folder.parents) if os.path.exists(place)), folder)
+    return folder.is_absolute() and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def _is_linked_by_itself(compiler: str) -> bool:
