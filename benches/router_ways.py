@@ -194,7 +194,7 @@ def router(
         path.failure = f"{words[0]} is not there" + ("" if command else " (`make bench-router-peers`)")
         yield path
         return
-    path.process = start(words, cores()[0], name, env=environment(OURS if command else name))
+    path.process = start(words, cores()[0], name, env=environment(name))
     try:
         path.failure = _until_answering(path)
         if path.failure is None:
