@@ -10,6 +10,12 @@ from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 
 KINDS: list[EngineKind] = ["omni", "sglang"]
+# SGLang's also as on a GPU: a step is launched before the tokens of the last one are read.
+WAYS: dict[str, tuple[EngineKind, dict[str, Any]]] = {
+    "omni": ("omni", {}),
+    "sglang": ("sglang", {}),
+    "overlap": ("sglang", {"overlap_schedule": True}),
+}
 
 
 class Build(Protocol):

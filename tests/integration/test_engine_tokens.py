@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import finish, run
-from sglang_engines import KINDS, assert_empty, engines, expect_short_answers
+from sglang_engines import WAYS, assert_empty, engines, expect_short_answers
 from text_engines import greedy, prompts, serve_random_traffic, text_engine
 from tiny_checkpoints import SHAPES, SLIDING, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
 
 from sglang_omni.engines import EngineRequest, RequestSampling
-from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
+from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.text import default_text_engine
 from sglang_omni.proto import RequestError
 
@@ -26,19 +26,20 @@ DEVICES = ["cpu", *(["cuda:0"] if torch.cuda.is_available() else [])]
 Build = Callable[..., Any]
 
 
-def builder(kind: EngineKind) -> Iterator[Build]:
+def builder(way: str) -> Iterator[Build]:
+    kind, chosen = WAYS[way]
     with engines(kind) as build:
-        yield lambda path, **options: build(DecoderSpec.from_dir(path), **options)
+        yield lambda path, **options: build(DecoderSpec.from_dir(path), **chosen, **options)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=WAYS)
 def build(request: pytest.FixtureRequest) -> Iterator[Build]:
     yield from builder(request.param)
 
 
-@pytest.fixture
-def build_sglang() -> Iterator[Build]:
-    yield from builder("sglang")
+@pytest.fixture(params=["sglang", "overlap"])
+def build_sglang(request: pytest.FixtureRequest) -> Iterator[Build]:
+    yield from builder(request.param)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -288,14 +289,13 @@ def test_an_abort_frees_at_once(tiny_checkpoint: Make, build: Build) -> None:
         engine.flush_cache()
 
 
-@pytest.mark.parametrize(("kind", "page_size"), [("omni", 4), ("sglang", 1)])
-def test_random_traffic_with_aborts(tiny_checkpoint: Make, kind: EngineKind, page_size: int) -> None:
+def test_random_traffic_with_aborts(tiny_checkpoint: Make, build: Build) -> None:
     checkpoint = tiny_checkpoint("llama", 9)
-    options = {"max_total_tokens": 160, "max_running_requests": 5, "chunked_prefill_size": 16}
-    with engines(kind) as build:
-        engine = build(DecoderSpec.from_dir(checkpoint.path), page_size=page_size, **options)
-        serve_random_traffic(engine, checkpoint)
-        assert_empty(engine)
+    engine = build(
+        checkpoint.path, max_total_tokens=160, max_running_requests=5, chunked_prefill_size=16, page_size=4
+    )
+    serve_random_traffic(engine, checkpoint)
+    assert_empty(engine)
 
 
 def test_a_failed_step_takes_its_requests_and_no_more(
@@ -358,9 +358,9 @@ def test_a_seed_fixes_the_tokens_in_any_company_and_with_either_engine(
         RequestSampling.from_params({**params, "seed": seed, "max_new_tokens": 25}) for seed in (7, 8)
     )
     answers = []
-    for kind in KINDS:
+    for kind, chosen in WAYS.values():
         with engines(kind) as build:
-            engine = build(spec, max_total_tokens=160, chunked_prefill_size=16)
+            engine = build(spec, max_total_tokens=160, chunked_prefill_size=16, **chosen)
             (alone,) = run(engine, [EngineRequest("a", prompt, seeded)])
             company = [
                 EngineRequest(str(i), p, RequestSampling(max_new_tokens=25)) for i, p in enumerate(others)
@@ -369,7 +369,7 @@ def test_a_seed_fixes_the_tokens_in_any_company_and_with_either_engine(
             (different,) = run(engine, [EngineRequest("a", prompt, other_seed)])
         assert different != alone
         answers += [alone, among]
-    assert answers == [answers[0]] * 4
+    assert answers == [answers[0]] * 2 * len(WAYS)
 
 
 def test_end_tokens_and_stop_strings(tiny_checkpoint: Make, build: Build) -> None:

@@ -45,9 +45,10 @@ def options(family: Family, **more: Any) -> EngineOptions:
     return EngineOptions(max_total_tokens=2048, num_threads=1, lora_paths=paths, **more)
 
 
-def test_each_request_has_its_adapter(family: Family) -> None:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_each_request_has_its_adapter(family: Family, overlap: bool) -> None:
     # The default engine: only SGLang's has adapters.
-    engine = build_text_engine(None, family[None].path, options(family))
+    engine = build_text_engine(None, family[None].path, options(family, overlap_schedule=overlap))
     asked = list(product(prompts(0, [5, 40, 12]), family))
     expected = [family[name].greedy(prompt, 10) for prompt, name in asked]
     assert len({tuple(tokens) for tokens in expected}) == len(asked), (

@@ -13,7 +13,7 @@ import pytest
 from constrained_engines import BRIEF, END, checkpoint_of_bytes, constrained, grammars, text_of
 from engine_runs import finish, run
 from random_schemas import random_schema
-from sglang_engines import KINDS, assert_empty, engines, expect_short_answers
+from sglang_engines import KINDS, WAYS, assert_empty, engines, expect_short_answers
 from tiny_checkpoints import TinyCheckpoint
 
 from sglang_omni.engines import EngineRequest, RequestSampling
@@ -36,10 +36,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
         return checkpoint_of_bytes(tmp_path_factory.mktemp("bytes"), patch)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=WAYS)
 def engine(request: pytest.FixtureRequest, checkpoint: TinyCheckpoint) -> Iterator[Any]:
-    with engines(request.param) as build:
-        yield build(DecoderSpec.from_dir(checkpoint.path), max_total_tokens=8192, max_running_requests=16)
+    kind, chosen = WAYS[request.param]
+    with engines(kind) as build:
+        spec = DecoderSpec.from_dir(checkpoint.path)
+        yield build(spec, max_total_tokens=8192, max_running_requests=16, **chosen)
 
 
 def assert_all_valid(engine: Any, compiler: Grammars, seeds: range) -> None:

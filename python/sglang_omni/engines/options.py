@@ -44,6 +44,8 @@ class EngineOptions:
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the hardware.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+        overlap_schedule: True if SGLang launches a step of a model of its own before it reads the tokens of
+            the last one; None for yes on a GPU.
         device: ``"cpu"`` or ``"cuda:N"``.
         mem_fraction_static: Share of a GPU's memory for weights and KV pool; SGLang then sizes the pool by
             the memory that it finds free.
@@ -64,6 +66,7 @@ class EngineOptions:
     kv_cache_dtype: str = "auto"
     attention_backend: str | None = None
     cuda_graph: bool = True
+    overlap_schedule: bool | None = None
     device: str = "cpu"
     mem_fraction_static: float | None = None
     lora_paths: Mapping[str, str] = field(default_factory=dict)

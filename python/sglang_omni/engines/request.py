@@ -153,6 +153,17 @@ class EngineRequest(BaseRequest):
         """True if the inputs of the first ``num_tokens`` tokens have arrived."""
         return self.state is None or self.state.is_ready(num_tokens)
 
+    @property
+    def choices_need_tokens(self) -> bool:
+        """True if a token can be chosen only once the host has read the ones before it."""
+        return (
+            self.sampling.has_penalties
+            or self.demands is not None
+            or self.repetition is not None
+            or self.ends is not None
+            or (self.prompt_scores is not None and not self.prompt_scores.complete)
+        )
+
     def sampling_row(self, vocab_size: int) -> SamplingRow:
         """What the sampler needs for the next token. Draws random numbers: call once for each token."""
         params = self.sampling

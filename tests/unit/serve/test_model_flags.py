@@ -53,6 +53,8 @@ def test_a_templates_file_is_named_from_the_root(omni, tmp_path, monkeypatch, ca
 def test_flags_without_a_value(omni):
     applied(omni, "--disable-radix-cache")
     assert factory_args(omni, "thinker")["prefix_cache"] is False
+    text = applied(TextPipelineConfig(model_path="nowhere"), "--disable-overlap-schedule")
+    assert factory_args(text, "thinker")["overlap_schedule"] is False
 
 
 SGLANGS = (

@@ -61,7 +61,11 @@ class SGLangEngine:
     @property
     def has_work(self) -> bool:
         scheduler = self.scheduler
-        if scheduler.has_ready_running or any(req.is_ready for req in scheduler.parked):
+        if (
+            scheduler.has_unread
+            or scheduler.has_ready_running
+            or any(req.is_ready for req in scheduler.parked)
+        ):
             return True
         return not self._stalled and bool(scheduler.waiting_queue or scheduler.chunked_req)
 
@@ -105,7 +109,7 @@ class SGLangEngine:
             if not stepped and self.scheduler.is_stuck:
                 # Requests that ended since the last step leave SGLang's batches only in the next one.
                 stepped = self.scheduler.step() or self.scheduler.give_up(self._pool_tokens)
-        self._stalled = not stepped
+        self._stalled = not stepped and not self.scheduler.has_unread
         self.stepped = [req.request.request_id for req in stepped]
         if not stepped:
             return []

@@ -9,6 +9,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from torch import Tensor
 
 from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.model_runner.sequence import SequenceSpan
 
 
@@ -26,6 +27,11 @@ class ExtendInputs(NamedTuple):
     deltas: Tensor
 
 
+def samples(batch: ScheduleBatch, req: ScheduledRequest) -> bool:
+    """True if the batch reaches the end of a request's sequence, so that a token is chosen."""
+    return not batch.forward_mode.is_extend() or req is not batch.chunked_req
+
+
 def extend_inputs(batch: ScheduleBatch) -> ExtendInputs:
     """The inputs of a batch of prompts that SGLang is about to compute."""
     spans: list[SequenceSpan] = []
@@ -34,7 +40,7 @@ def extend_inputs(batch: ScheduleBatch) -> ExtendInputs:
     row = 0
     for req in batch.reqs:
         start, count = req.prefix_len, req.extend_len
-        spans.append(SequenceSpan(req.request.state, start, count, row, req.samples))
+        spans.append(SequenceSpan(req.request.state, start, count, row, samples(batch, req)))
         positions.append(_positions(req.request, start, start + count))
         deltas.append(0 if req.request.positions is None else req.request.positions.delta)
         row += count
@@ -45,7 +51,7 @@ def decode_spans(batch: ScheduleBatch) -> list[SequenceSpan]:
     """The spans of a batch that is about to compute one token of each sequence."""
     lengths = batch.seq_lens_cpu.tolist()
     return [
-        SequenceSpan(req.request.state, length - 1, 1, row, req.samples)
+        SequenceSpan(req.request.state, length - 1, 1, row, True)
         for row, (req, length) in enumerate(zip(batch.reqs, lengths, strict=True))
     ]
 

@@ -66,11 +66,6 @@ class ScheduledRequest(Req):
         """True if the inputs of all its tokens have arrived, so that its next step can run."""
         return self.request.is_ready(self.request.num_tokens)
 
-    @property
-    def samples(self) -> bool:
-        """True if its present step reaches the sequence's end, so that a token is chosen."""
-        return self.inflight_middle_chunks <= 0
-
     def update_finish_state(self, new_accepted_len: int = 1) -> None:
         if self.finished():
             return

@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import gc
 import logging
+from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.managers.io_struct import AbortReq
@@ -25,7 +26,7 @@ from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
 from sglang_omni.engines.admission import never_runs
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.compat import Runtime
-from sglang_omni.engines.sglang.inputs import decode_spans, extend_inputs
+from sglang_omni.engines.sglang.inputs import decode_spans, extend_inputs, samples
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.engines.sglang.prompt_scores import name_prompt_tokens, take_prompt_scores
 from sglang_omni.engines.sglang.request import ScheduledRequest
@@ -34,8 +35,17 @@ from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, S
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.media import captures_due, rows_due
 from sglang_omni.model_runner.sequence import SequenceSpan
+from sglang_omni.model_runner.token_scores import StepScores
 
 logger = logging.getLogger(__name__)
+
+
+class _Launched(NamedTuple):
+    """A step whose tokens are not read yet."""
+
+    batch: ScheduleBatch
+    result: Any
+    scores: StepScores | None
 
 
 class HoldingScheduler(Scheduler):
@@ -45,9 +55,10 @@ class HoldingScheduler(Scheduler):
     missing is split off the running batch for the step, keeps its KV, and is merged back afterwards. If KV
     runs short, waiting requests lose theirs first.
 
-    Overlap scheduling is off on every device. SGLang then plans a step before the tokens of the last one are
-    known to the host; here the host makes the next input of a talker from them, and asks each request's state
-    whether its next input has arrived.
+    With ``enable_overlap``, which SGLang sets from its settings, a step is launched before the tokens of the
+    one before it are read: they go to the next step on the device, and the host's work hides behind the
+    device's. A request that ends is computed once more, for nothing. Of one whose next choice depends on its
+    tokens, such as a grammar's, each step is read before the next is planned.
 
     Attributes:
         parked: Requests whose prompts are not complete, in the order of arrival.
@@ -63,10 +74,18 @@ class HoldingScheduler(Scheduler):
         self.parked: list[ScheduledRequest] = []
         self.num_retracted = 0
         self._held: ScheduleBatch | None = None
-        self._given_up: list[ScheduledRequest] = []
+        # Each once, in order, until a step returns them.
+        self._stepped: dict[ScheduledRequest, None] = {}
         super().__init__(runtime.server_args, runtime.port_args)
         self.sampler = OmniSampler(spec.suppress_token_ids)
         self.tp_worker.model_runner.sampler = self.sampler
+        # SGLang plans with what is in it: a request that ends with its next token is left out.
+        self.result_queue: deque[_Launched] = deque()
+        self.enable_skip_finishing_decode = self.enable_overlap
+        if self.enable_overlap:
+            # Neither waits for the other, as SGLang's own loop has it.
+            self.schedule_stream = self.device_module.Stream(priority=0)
+            self._war_barrier_enabled = self.device != "cpu"
         self._strategy = spec.strategy
         self._captures_all = spec.captures_all
         self._outbox = StateSink()
@@ -149,6 +168,7 @@ class HoldingScheduler(Scheduler):
 
     def remove(self, req: ScheduledRequest) -> None:
         """Ends a request between steps; its KV is free at once."""
+        self._stepped.pop(req, None)
         if req in self.parked:
             self.parked.remove(req)
         elif req in self.waiting_queue:
@@ -165,6 +185,11 @@ class HoldingScheduler(Scheduler):
         self.tree_cache.evict(EvictParams(num_tokens=self.tree_cache.evictable_size()))
 
     @property
+    def has_unread(self) -> bool:
+        """True if a step was launched, or ended requests, that none has returned."""
+        return bool(self.result_queue or self._stepped)
+
+    @property
     def has_ready_running(self) -> bool:
         """True if a prefilled request can take its next step."""
         batches = (self.running_batch, self.last_batch)
@@ -178,34 +203,68 @@ class HoldingScheduler(Scheduler):
     # One step.
 
     def step(self) -> Sequence[ScheduledRequest]:
-        """Plans and computes one batch.
+        """Plans and computes one batch, or with ``enable_overlap`` launches it and reads the one before.
 
         Returns:
-            The requests in the batch, and those that SGLang gave up; empty if nothing can run.
+            The requests whose step was read, and those that SGLang gave up; empty if nothing can run.
         """
+        if not self.enable_overlap:
+            return self._step()
+        with self.device_module.stream(self.schedule_stream):
+            try:
+                return self._step()
+            except BaseException:
+                # All that were launched fail, too.
+                self.result_queue.clear()
+                raise
+
+    def _step(self) -> list[ScheduledRequest]:
         self.admit_ready()
+        if any(req.request.choices_need_tokens for step in self.result_queue for req in step.batch.reqs):
+            self._read()
         plan: NextBatchPlan = self.get_next_batch_to_run(
             running_batch=self.running_batch, last_batch=self.last_batch
         )
         self.running_batch = plan.running_batch
         batch = self.last_batch = plan.batch_to_run
-        requests = [] if batch is None else list(batch.reqs)
         try:
             if batch is not None:
-                self.process_batch_result(batch, self.run_batch(batch))
-                if batch.return_logprob:
-                    take_prompt_scores(batch)
+                self._launch(batch)
+            unread = 1 if self.enable_overlap and batch is not None else 0
+            while len(self.result_queue) > unread:
+                self._read()
         finally:
             self._merge_held()
-        given_up, self._given_up = self._given_up, []
-        return requests + given_up
+        stepped, self._stepped = list(self._stepped), {}
+        return stepped
+
+    def _launch(self, batch: ScheduleBatch) -> None:
+        result = self.run_batch(batch)
+        if self.enable_overlap:
+            self._apply_war_barrier()
+            # Planning the next step changes the batch.
+            batch = batch.copy()
+        self.result_queue.append(_Launched(batch, result, self.sampler.scores))
+
+    def _read(self) -> None:
+        """Waits for the tokens of the oldest step that was launched, and gives them to its requests."""
+        batch, result, scores = self.result_queue.popleft()
+        for req in batch.reqs:
+            req.took_token = False
+        # With overlap, some may have ended since it was launched.
+        self._stepped |= {req: None for req in batch.reqs if not req.finished()}
+        if scores is not None:
+            if self.enable_overlap:
+                result.copy_done.synchronize()
+            scores.deliver()
+        self.process_batch_result(batch, result)
+        if batch.return_logprob:
+            take_prompt_scores(batch)
 
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         vocab_size = self.model_config.vocab_size
-        for req in batch.reqs:
-            req.took_token = False
         self.sampler.rows = [
-            req.request.sampling_row(vocab_size) if req.samples else None for req in batch.reqs
+            req.request.sampling_row(vocab_size) if samples(batch, req) else None for req in batch.reqs
         ]
         if batch.return_logprob and batch.forward_mode.is_extend():
             name_prompt_tokens(batch)
@@ -225,10 +284,9 @@ class HoldingScheduler(Scheduler):
             # Prompts' media may be large.
             decoder.inputs = None
             self._collect_captured(decoder, batch, spans)
-        # The only time in a step that the host waits for the device. SGLang has kept the next step's input.
-        result.next_token_ids = result.next_token_ids.cpu()
-        if self.sampler.scores is not None:
-            self.sampler.scores.deliver()
+        if not self.enable_overlap:
+            # The only time in a step that the host waits for the device. SGLang keeps the next step's input.
+            result.next_token_ids = result.next_token_ids.cpu()
         if decoder is not None and self._strategy is not None:
             self._feed_back(decoder, self._strategy, spans, result.next_token_ids.tolist())
         return result
@@ -270,7 +328,9 @@ class HoldingScheduler(Scheduler):
         batches = (self.running_batch, self.last_batch)
         others = (req for batch in batches if batch is not None for req in batch.reqs)
         blocked = self._first_in_line
-        return blocked is not None and all(req is blocked or req.finished() for req in others)
+        if self.result_queue or blocked is None:
+            return False
+        return all(req is blocked or req.finished() for req in others)
 
     @property
     def _first_in_line(self) -> ScheduledRequest | None:
@@ -295,6 +355,9 @@ class HoldingScheduler(Scheduler):
         return [req]
 
     def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
+        if self.result_queue and not batch.check_decode_mem():
+            # Some may end with their unread tokens; others are about to lose their KV, but not these tokens.
+            self._read()
         ready = [index for index, req in enumerate(batch.reqs) if req.is_ready]
         if not ready:
             return None
@@ -341,7 +404,7 @@ class HoldingScheduler(Scheduler):
         size = self.token_to_kv_pool_allocator.size
         free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
         req.request.failure = never_runs(req.request, free, size)
-        self._given_up.append(req)
+        self._stepped[req] = None
 
 
 class _NoOutput(SchedulerOutputStreamer):

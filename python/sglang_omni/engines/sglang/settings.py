@@ -85,6 +85,9 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
             f"chunked_prefill_size ({options.chunked_prefill_size}) must hold a page of page_size "
             f"({page_size}) tokens"
         )
+    # Our decoder makes the next step's inputs from the tokens of the last, and asks whether others have come.
+    is_own = load_format == "auto"
+    overlaps = kind != "cpu" if options.overlap_schedule is None else options.overlap_schedule
     per_device: dict[str, Any]
     if kind == "cpu":
         # Plain torch on a CPU; on a GPU, SGLang chooses by the hardware.
@@ -98,7 +101,7 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
             "base_gpu_id": device_index(options),
             "disable_cuda_graph": not options.cuda_graph,
             # Our decoder lays out prompts on the host; SGLang's own text models can be captured whole.
-            "disable_prefill_cuda_graph": load_format != "auto",
+            "disable_prefill_cuda_graph": not is_own,
             "cuda_graph_max_bs_decode": options.max_running_requests,
         }
         if options.mem_fraction_static is not None:
@@ -115,7 +118,7 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         kv_cache_dtype=options.kv_cache_dtype,
         sampling_backend="pytorch",
         grammar_backend="none",
-        disable_overlap_schedule=True,
+        disable_overlap_schedule=not (is_own and overlaps),
         disable_custom_all_reduce=kind == "cpu" or os.environ.get(CUSTOM_ALL_REDUCE) != "1",
         chunked_prefill_size=options.chunked_prefill_size,
         max_total_tokens=options.max_total_tokens + _POOL_SLACK * page_size,

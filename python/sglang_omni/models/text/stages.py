@@ -60,6 +60,7 @@ def create_thinker(
     kv_cache_dtype: str = "auto",
     attention_backend: str | None = None,
     cuda_graph: bool = True,
+    overlap_schedule: bool | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int | None = None,
@@ -87,6 +88,8 @@ def create_thinker(
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the GPU.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
+        overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
+            yes on a GPU.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; by default half of the cores, which leaves the rest to other processes.
         max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
@@ -130,6 +133,7 @@ def create_thinker(
         kv_cache_dtype=kv_cache_dtype,
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
+        overlap_schedule=overlap_schedule,
         lora_paths=dict(lora_paths or {}),
         max_loras_per_batch=max_loras_per_batch,
         mem_fraction_static=mem_fraction_static,

@@ -106,6 +106,12 @@ _FLAGS = (
         metavar="NAME",
     ),
     _Flag("--disable-cuda-graph", "cuda_graph", "launch each kernel of a step on its own", const=False),
+    _Flag(
+        "--disable-overlap-schedule",
+        "overlap_schedule",
+        "read a step's tokens before the next step is launched, with SGLang on a GPU",
+        const=False,
+    ),
     _Flag("--context-length", "context_length", "tokens of prompt and answer together"),
     _Flag("--max-running-requests", "max_running_requests", "requests that are computed together"),
     _Flag("--max-total-tokens", "max_total_tokens", "size of the KV cache"),
