@@ -200,6 +200,8 @@ class Code2WavScheduler(StreamScheduler):
         self.schedule_policy = schedule_policy
         self.clock = clock
         self.frame_s = model.total_upsample / sample_rate
+        # On a GPU a piece of a recorded length takes less time than a shorter one of its own length.
+        self.fills_last_pieces = self.device.type == "cuda"
         self._num_code_groups = num_code_groups
         super().__init__(
             lambda: _Code2WavSession(self),
@@ -246,18 +248,19 @@ class Code2WavScheduler(StreamScheduler):
                     waves = stream.decode(codes)
             audio = waves.flatten(1).float().cpu().numpy()
         for piece, samples in zip(pieces, audio, strict=True):
-            piece.samples = samples
+            piece.samples = samples[: len(samples) - piece.num_filled * self.model.total_upsample]
 
 
 @dataclass(eq=False)
 class _Piece(BatchItem):
-    """The next codes (1, groups, frames) of a stream, the last ``num_ahead`` of them right context, and the
-    samples that they become.
+    """The next codes (1, groups, frames) of a stream, the last ``num_ahead`` of them right context, or in a
+    stream's last piece ``num_filled`` of them no frames of the stream; and the samples that they become.
     """
 
     stream: VocoderStream
     codes: torch.Tensor
     num_ahead: int = 0
+    num_filled: int = 0
     samples: NDArray[np.float32] | None = None
 
 
@@ -314,8 +317,14 @@ class _Code2WavSession(StreamSession):
         return max(size, next((longer for longer in sizes if longer > last), sizes[-1]))
 
     def end(self) -> Iterator[Any]:
-        if self._frames:
-            yield from self._decode(len(self._frames))
+        count = len(self._frames)
+        if not count:
+            return
+        # Only a causal decoder's sound does not depend on what follows.
+        fills = self._vocoder.fills_last_pieces and self._chunking.left_context_size is None
+        recorded = self._sizes[1:] if self._decoded else self._sizes[:1]
+        size = next((size for size in recorded if size >= count), count) if fills else count
+        yield from self._decode(count, num_filled=size - count)
 
     def result(self) -> dict[str, Any]:
         audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
@@ -326,18 +335,18 @@ class _Code2WavSession(StreamSession):
         # An array: for a tensor, the server would import torch, which takes seconds and which it never needs.
         return {**self._chunk(audio), "codes": codes.numpy()}
 
-    def _decode(self, count: int) -> Iterator[_Piece | dict[str, Any]]:
-        """Decodes the next ``count`` frames and yields the samples that they complete."""
+    def _decode(self, count: int, num_filled: int = 0) -> Iterator[_Piece | dict[str, Any]]:
+        """Decodes the next ``count`` frames, and yields the samples that they complete."""
         assert self._stream is not None, "begin comes first"
         window = self._frames[: count + self._chunking.right_context_size]
         codes = torch.stack(_in_one_place(window), dim=1).unsqueeze(0)
+        codes = torch.nn.functional.pad(codes, (0, num_filled))
         vocoder, num_frames = self._vocoder, codes.shape[-1]
         together = self._chunking.left_context_size is None and isinstance(vocoder.model, BatchingVocoder)
         # Pieces of equal length, all the first of their streams or none of them.
         key = (num_frames, not self._decoded) if together else self
-        piece = _Piece(
-            key, max(1, vocoder.max_batch_frames // num_frames), self._stream, codes, num_frames - count
-        )
+        most = max(1, vocoder.max_batch_frames // num_frames)
+        piece = _Piece(key, most, self._stream, codes, num_frames - count - num_filled, num_filled)
         yield piece
         assert piece.samples is not None
         del self._frames[:count]

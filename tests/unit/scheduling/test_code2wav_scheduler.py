@@ -224,10 +224,11 @@ def test_shapes_that_codes_may_come_in(drive: Any, items: list[Any]) -> None:
 
 
 def results_of_all_at_once(
-    model: BatchVocoder, max_batch_frames: int, requests: dict[str, torch.Tensor]
+    model: BatchVocoder, max_batch_frames: int, requests: dict[str, torch.Tensor], *, fills: bool = False
 ) -> dict[str, Any]:
     """Results of requests that have all arrived before the first is decoded."""
     scheduler = Code2WavScheduler(model, "cpu", left_context_size=None, max_batch_frames=max_batch_frames)
+    scheduler.fills_last_pieces = fills
     for name, codes in requests.items():
         payload = StagePayload(name, OmniRequest(None, {"stream": False}), None)
         scheduler.inbox.put(IncomingMessage(name, "new_request", payload))
@@ -250,6 +251,21 @@ def test_pieces_of_several_requests_are_decoded_together() -> None:
     for name, codes in requests.items():
         audio = results[name].data["audio_data"]
         np.testing.assert_allclose(audio, model(codes.T.unsqueeze(0)).reshape(-1).numpy(), atol=1e-6)
+
+
+def test_last_pieces_are_filled_up_to_recorded_lengths() -> None:
+    """As on a GPU: the sound and the codes stay those of the frames."""
+    model = BatchVocoder()
+    requests = {str(count): frames(count) for count in (1, 3, 5, 7, 14, 19, 33, 37)}
+
+    results = results_of_all_at_once(model, 64, requests, fills=True)
+
+    assert {length for _, length in model.batches} == {2, 4, 8, 10}
+    for codes in requests.values():
+        result = results[str(len(codes))].data
+        np.testing.assert_array_equal(result["codes"], codes.numpy())
+        expected = model(codes.T.unsqueeze(0)).reshape(-1).numpy()
+        np.testing.assert_allclose(result["audio_data"], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(
