@@ -32,9 +32,11 @@ def test_an_engine_is_as_it_was(kind: EngineKind, tiny_checkpoint: Callable[...,
     with engines(kind) as build:
         engine = build(DecoderSpec.from_dir(checkpoint.path))
         before = engine.stats()
-        (request,) = text_requests()
-        warm_up(engine, [request])
-        assert len(request.output_token_ids) == 2
+        requests = text_requests(engine)
+        # Chunks of 64 tokens: the longest is one step.
+        assert [len(request.prompt_token_ids) for request in requests] == [1, 33, 64]
+        warm_up(engine, requests)
+        assert [len(request.output_token_ids) for request in requests] == [2, 1, 1]
         assert engine.stats() == before
         assert_empty(engine)
         asked = [greedy(str(n), prompt, 8) for n, prompt in enumerate(prompts(5, [3, 17]))]
@@ -62,7 +64,7 @@ def test_an_engine_is_as_it_was_after_a_failure(
         with monkeypatch.context() as patch:
             patch.setattr(target, "execute" if kind == "omni" else "run_batch", fail)
             with pytest.raises(RuntimeError, match="no kernel"):
-                warm_up(engine, text_requests())
+                warm_up(engine, text_requests(engine))
         assert engine.stats() == before
         (prompt,) = prompts(5, [9])
         request = greedy("next", prompt, 8)

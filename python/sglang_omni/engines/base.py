@@ -81,7 +81,11 @@ class TokenEngine(Engine[EngineRequest], Protocol):
     Attributes:
         config: Its decoder's shape; of a model that SGLang alone knows, only the vocabulary, the context and
             the end tokens.
+        longest_step: The most prompt tokens of one request that a step can compute.
     """
 
     @property
     def config(self) -> DecoderConfig: ...
+
+    @property
+    def longest_step(self) -> int: ...

@@ -33,6 +33,10 @@ class OmniEngine:
         return self.runner.model.config
 
     @property
+    def longest_step(self) -> int:
+        return min(self.scheduler.planner.chunked_prefill_size, self.scheduler.longest_prompt)
+
+    @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 

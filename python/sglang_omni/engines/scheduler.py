@@ -38,6 +38,11 @@ class BatchScheduler:
         self.num_retracted = 0
 
     @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt, with an answer of one token."""
+        return min(self._context_length, self._pool_tokens) - 1
+
+    @property
     def has_work(self) -> bool:
         return self.planner.has_work(self.waiting, self.running, self.resources)
 

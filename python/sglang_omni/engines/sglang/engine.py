@@ -33,6 +33,8 @@ class SGLangEngine:
         self._runtime = runtime
         self.config = spec.config
         self._options = options
+        limit = spec.config.max_position_embeddings
+        self._context_length = min(options.context_length or limit, limit)
         self._controller = IterationController(spec.config.eos_token_ids)
         with runtime.building(), own_pool(options):
             self.scheduler = HoldingScheduler(runtime, spec)
@@ -59,6 +61,12 @@ class SGLangEngine:
         self.stepped: Collection[str] = ()
 
     @property
+    def longest_step(self) -> int:
+        longest_prompt = min(self._context_length, self._pool_tokens) - 1
+        chunk = self._options.chunked_prefill_size
+        return longest_prompt if chunk == -1 else min(chunk, longest_prompt)
+
+    @property
     def has_work(self) -> bool:
         scheduler = self.scheduler
         if (
@@ -76,14 +84,13 @@ class SGLangEngine:
     def add(self, request: EngineRequest) -> None:
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id!r} is already in the engine")
-        config, options = self.config, self._options
-        limit = config.max_position_embeddings
+        config = self.config
         admit(
             request,
             vocab_size=config.vocab_size,
-            context_length=min(options.context_length or limit, limit),
+            context_length=self._context_length,
             pool_tokens=self._pool_tokens,
-            num_positions=limit,
+            num_positions=config.max_position_embeddings,
         )
         with self._runtime.active():
             adapter = None if request.adapter is None else self._adapters[request.adapter]

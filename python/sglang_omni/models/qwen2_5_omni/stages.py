@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
@@ -181,7 +182,11 @@ def create_thinker(
         tokenizer = load_tokenizer(checkpoint.path)
     thinker = RowsThinker(checkpoint, tokenizer, built.config, options.device)
     return OmniScheduler(
-        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+        built,
+        thinker.build_request,
+        thinker.result,
+        thinker.stream,
+        warm_up_requests=partial(text_requests, built),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,7 @@ def create_thinker(
     kv_cache_dtype: str = "auto",
     attention_backend: str | None = None,
     cuda_graph: bool = True,
+    overlap_schedule: bool | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int | None = None,
@@ -152,6 +154,8 @@ def create_thinker(
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the GPU.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
+        overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
+            yes on a GPU.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default, which leaves the rest to other processes.
         max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
@@ -189,6 +193,7 @@ def create_thinker(
         kv_cache_dtype=kv_cache_dtype,
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
+        overlap_schedule=overlap_schedule,
         mem_fraction_static=mem_fraction_static,
         total_gpu_memory_fraction=total_gpu_memory_fraction,
         tp=(tp_rank, tp_size, nccl_port),
@@ -197,7 +202,11 @@ def create_thinker(
         load_tokenizer(checkpoint), sampling_defaults(checkpoint, max_new_tokens), built.config
     )
     return OmniScheduler(
-        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+        built,
+        thinker.build_request,
+        thinker.result,
+        thinker.stream,
+        warm_up_requests=partial(text_requests, built),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,11 @@ def create_thinker(
         load_tokenizer(model_path), sampling_defaults(Path(model_path)), built.config, lora_paths or ()
     )
     return OmniScheduler(
-        built, thinker.build_request, thinker.result, thinker.stream, warm_up_requests=text_requests
+        built,
+        thinker.build_request,
+        thinker.result,
+        thinker.stream,
+        warm_up_requests=partial(text_requests, built),
     )
 
 
