@@ -171,22 +171,26 @@ test-kernels: build $(KERNELS)/.installed ## SGLang's kernels are compiled for a
 
 .PHONY: test-gpu
 test-gpu: build ## what a GPU computes and shares, beside the CPU; without one, what can be told without it
-	$(BIN)/python -m pytest tests/gpu tests/device
-	$(BIN)/python benches/gpu/run.py --only codec engine serving
+	$(BIN)/python benches/gpu/run.py --only tests codec engine serving device --minutes 60
 
 .PHONY: bench-gpu
 bench-gpu: build ## the same, and times: predictor, codec, encoders, engine, two processes on one GPU; ten minutes
 	$(BIN)/python benches/gpu/run.py
 
-# For a machine with a GPU and torch, but without a network or this repository.
+# For a machine with a GPU and torch, but without a network or this repository: Linux on x86-64, whatever this one is. torch
+# brings numpy.
 GPU_KIT := build/gpu-kit
 KIT_PYTHON ?= 3.12
+KIT_PLATFORMS := manylinux_2_28_x86_64 manylinux2014_x86_64
 .PHONY: gpu-kit
 gpu-kit: wheel $(BIN)/uv ## test-gpu and bench-gpu in a folder to carry: our wheel, what it needs beside torch, tests and benches
 	rm -rf $(GPU_KIT) && mkdir -p $(GPU_KIT)/wheels
-	$(BIN)/python -m pip download --quiet --dest $(GPU_KIT)/wheels --only-binary :all: \
-		--python-version $(KIT_PYTHON) dist/sgl_omni-*.whl pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
-	rm $(GPU_KIT)/wheels/numpy-*.whl
+	$(BIN)/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --no-emit-package numpy \
+		--python-version $(KIT_PYTHON) --python-platform x86_64-manylinux_2_28 \
+		pyproject.toml requirements/gpu-tests.in -c requirements/dev.lock -o $(GPU_KIT)/requirements.txt
+	$(BIN)/python -m pip download --quiet --dest $(GPU_KIT)/wheels --no-deps --only-binary :all: \
+		--python-version $(KIT_PYTHON) $(KIT_PLATFORMS:%=--platform %) -r $(GPU_KIT)/requirements.txt
+	cp dist/sgl_omni-*.whl $(GPU_KIT)/wheels/
 	git archive HEAD tests benches/gpu pyproject.toml | tar -x -C $(GPU_KIT)
 	cp benches/gpu/run.sh $(GPU_KIT)/
 	du -sh $(GPU_KIT)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,10 +42,12 @@ class Bench:
     Attributes:
         device: ``"cpu"`` or ``"cuda:0"``.
         deadline: ``time.monotonic()`` after which no case begins.
+        out: The folder of results.
     """
 
     device: str
     deadline: float
+    out: Path
     rows: list[Row] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -57,6 +61,11 @@ class Bench:
 
     def check(self, case: str, what: str, passed: bool, detail: str = "") -> None:
         self.checks.append(Check(case, what, passed, detail))
+
+    def skip(self, what: str, why: str) -> None:
+        """Says at once, and in the table, that something is not run."""
+        self.skipped[what] = why
+        print(f"SKIPPED {what}: {why}", file=sys.stderr, flush=True)
 
     def milliseconds(self, work: Callable[[], Any], rounds: int = 30) -> float:
         """Median of ``work`` until the GPU has done it; a CPU gets a tenth of the rounds."""

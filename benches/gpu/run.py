@@ -1,7 +1,7 @@
 """``make bench-gpu``: what a GPU gives, and whether it computes what a CPU does; ten minutes on one H100.
 
 Needs torch from 2.11 on and this package; each case says what else it needs, and is skipped without it. On a
-machine without a GPU the same cases run on the CPU, fewer times. Writes gpu.json and gpu.md.
+machine without a GPU the same cases run on the CPU, fewer times. Writes gpu.json, gpu.md and tests-*.txt.
 
 python benches/gpu/run.py [--device cuda:0] [--only predictor codec] [--out build/gpu] [--minutes 10]
 """
@@ -23,7 +23,7 @@ from bench import Bench, Skip, markdown
 
 from sglang_omni.model_runner.attention import avoid_cudnn
 
-CASES = ("tests", "predictor", "codec", "encoders", "engine", "sharing", "serving")
+CASES = ("tests", "predictor", "codec", "encoders", "engine", "sharing", "serving", "device")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     # As in the process of a stage.
     avoid_cudnn()
-    bench = Bench(args.device, time.monotonic() + 60 * args.minutes)
+    bench = Bench(args.device, time.monotonic() + 60 * args.minutes, args.out)
     machine = machine_of(args.device)
+    print(*(f"{name}: {value}" for name, value in machine.items()), sep="\n", file=sys.stderr, flush=True)
     for name in args.only:
         began = time.monotonic()
         try:
@@ -46,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise Skip(f"{args.minutes:g} minutes were over")
             importlib.import_module(f"case_{name}").run(bench)
         except Skip as reason:
-            bench.skipped[name] = str(reason)
+            bench.skip(name, str(reason))
         except ImportError as error:
-            bench.skipped[name] = f"not installed: {error}"
+            bench.skip(name, f"not installed: {error}")
         except Exception as error:  # noqa: BLE001  the other cases are worth having
             traceback.print_exc()
             bench.check(name, "runs", False, f"{type(error).__name__}: {error}".splitlines()[0])
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def machine_of(device: str) -> dict[str, str]:
     machine = {"when": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
     machine["torch"] = torch.__version__
+    # Under gVisor, which says 4.4.0, CUDA's IPC and MPS may be refused, and tests of them fail.
+    machine["kernel"] = platform.release()
     if device == "cpu":
         return machine | {"device": f"CPU, {torch.get_num_threads()} threads"}
     properties = torch.cuda.get_device_properties(device)

@@ -10,17 +10,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sglang_omni.model_runner.attention import has_paged_attention
 from sglang_omni.model_runner.loader import Checkpoint
 
 # Not the first GPU, so that a bare "cuda" is a mix of devices.
 DEVICE = "cuda:1"
+
+# Of a test that records, or counts, a step's attention over a paged cache.
+needs_paged_attention = pytest.mark.skipif(
+    not has_paged_attention(), reason=f"torch {torch.__version__} has no attention over a paged cache"
+)
+needs_sglang = pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
 
 # Operations that only make another view of a tensor, and launch nothing.
 _VIEWS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_cuda import DEVICE, Step, fake_gpu
+from fake_cuda import DEVICE, Step, fake_gpu, needs_paged_attention
 from fish_s2_oracle import CONFIG
 from graph_recorders import CountingRecorder
 from torch import Tensor
@@ -130,6 +130,7 @@ def test_drawing_asks_nothing_of_the_host(engine: OmniEngine, monkeypatch: pytes
     assert frame.uploads == 2
 
 
+@needs_paged_attention
 @pytest.mark.parametrize("recorder", [CountingRecorder()])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_frame_is_two_replays(

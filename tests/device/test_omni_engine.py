@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import DEVICE, Step, fake_gpu
+from fake_cuda import DEVICE, Step, fake_gpu, needs_paged_attention
 from graph_recorders import CountingRecorder
 from torch import Tensor
 
@@ -129,9 +129,9 @@ def decode_steps(
 @pytest.mark.parametrize(
     ("config", "how", "launches"),
     [
-        (DENSE, {}, 18),
-        (EXPERTS, {}, 32),
-        (EXPERTS, {"capability": AMPERE}, 29),
+        pytest.param(DENSE, {}, 18, marks=needs_paged_attention),
+        pytest.param(EXPERTS, {}, 32, marks=needs_paged_attention),
+        pytest.param(EXPERTS, {"capability": AMPERE}, 29, marks=needs_paged_attention),
         # Keys and values are gathered.
         (DENSE, {"dtype": "float32"}, 36),
     ],
@@ -146,7 +146,7 @@ def test_a_token_of_four_sequences(
     assert a_layer <= launches
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=needs_paged_attention), "float32"])
 @pytest.mark.parametrize("config", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_a_prompt_beside_running_sequences(
     monkeypatch: pytest.MonkeyPatch, config: DecoderConfig, dtype: Dtype
@@ -163,6 +163,7 @@ def test_a_prompt_beside_running_sequences(
         assert beside.launches["_varlen_attn"] == config.num_hidden_layers
 
 
+@needs_paged_attention
 @pytest.mark.parametrize("config", [DENSE, EXPERTS], ids=["dense", "experts"])
 def test_a_replayed_token(monkeypatch: pytest.MonkeyPatch, config: DecoderConfig) -> None:
     recorder = CountingRecorder()

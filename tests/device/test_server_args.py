@@ -10,10 +10,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from fake_cuda import needs_sglang
 
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang import compat
 from sglang_omni.engines.sglang.settings import pool_tokens, server_args, usable_tokens
+
+pytestmark = needs_sglang
 
 
 class Kind(NamedTuple):

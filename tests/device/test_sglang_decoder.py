@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import DEVICE, Step, fake_gpu
+from fake_cuda import DEVICE, Step, fake_gpu, needs_sglang
 from sglang_engines import engines
 from tiny_checkpoints import TinyCheckpoint
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from sglang_omni.model_runner.config import TALKER, THINKER, DecoderConfig
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackSink, FeedbackWorker
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.model_runner.sequence import RotaryPositions, SequenceSpan
+
+pytestmark = needs_sglang
 
 ROWS = 16
 CAPTURE_LAYER = 24

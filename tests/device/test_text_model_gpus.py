@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_cuda import needs_sglang
 from fake_gpus import install
 from published_shapes import write_text_model
 
@@ -145,6 +146,7 @@ def test_a_gpu_without_sglangs_kernels_falls_back(
     assert asked == ["omni"]
 
 
+@needs_sglang
 @pytest.mark.parametrize(
     ("architecture", "module"),
     [

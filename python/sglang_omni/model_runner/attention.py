@@ -37,7 +37,7 @@ def why_not_paged(config: DecoderConfig, dtype: torch.dtype, device: torch.devic
         return "there is no kernel for paged caches on a CPU"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"torch's kernel for paged caches computes bfloat16 and float16, not {dtype}"
-    if not _has_paged_attention():
+    if not has_paged_attention():
         return f"torch {torch.__version__} has no attention over a paged cache"
     if config.head_dim % 8 or config.head_dim > 256:
         return f"heads of {config.head_dim} channels are no multiple of 8, or more than 256"
@@ -48,7 +48,7 @@ def why_not_paged(config: DecoderConfig, dtype: torch.dtype, device: torch.devic
     return ""
 
 
-def _has_paged_attention() -> bool:
+def has_paged_attention() -> bool:
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
