@@ -151,6 +151,13 @@ def kernels_install_line() -> str:
     )
 
 
+def kernels_failure(printed: str) -> str:
+    """The line that says why SGLang's kernels do not load, of the many that their package writes."""
+    lines = [line.strip(" -") for line in printed.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"\w+Error: \S", line)]
+    return (errors or lines[-1:])[0]
+
+
 def torch_cuda_version() -> tuple[int, int] | None:
     """The CUDA that torch was built for, read from its files; None without torch, or if it is for CPUs."""
     spec = importlib.util.find_spec("torch")

@@ -6,11 +6,14 @@ import importlib.metadata
 import importlib.util
 import sys
 import threading
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from sglang_omni import toolkit
+from sglang_omni.cli.doctor.machine import _run
+from sglang_omni.diagnosis import kernels_failure
 from sglang_omni.engines.options import TensorParallel
 from sglang_omni.engines.sglang import compat
 
@@ -75,6 +78,30 @@ def test_kernels_that_do_not_load_are_replaced_on_a_cpu_alone(monkeypatch: pytes
 
     with pytest.raises(RuntimeError, match=r"sgl_kernel\.verify_tree_greedy_cpu is not available"):
         sgl_kernel.verify_tree_greedy_cpu()
+
+
+# As sglang-kernel 0.4.10 fails without a driver.
+NO_DRIVER = """
+[sgl_kernel] CRITICAL: Could not load any common_ops library!
+
+Please ensure sgl_kernel is properly installed with:
+pip install --upgrade sglang-kernel
+
+Error details from previous import attempts:
+- ImportError: libcuda.so.1: cannot open shared object file: No such file or directory
+- ModuleNotFoundError: No module named 'common_ops'
+"""
+
+
+def test_why_kernels_do_not_load_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sgl_kernel.py").write_text(f"raise ImportError({NO_DRIVER!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
+    reason = "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory"
+    with pytest.raises(ImportError, match=rf"^SGLang's .* \({reason}\): .* does without$"):
+        compat._load_kernels("cuda")
+    assert _run("import sgl_kernel", kernels_failure).text == reason
 
 
 def test_engines_take_turns_in_the_order_of_asking() -> None:

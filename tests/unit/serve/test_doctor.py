@@ -61,9 +61,10 @@ class Machine:
         monkeypatch.setattr(toolkit, "lacks", lambda: self.lacks)
         monkeypatch.setattr(examined, "visible_gpus", lambda: self.gpus)
         monkeypatch.setattr(preflight, "visible_gpus", lambda: self.gpus)
-        monkeypatch.setattr(
-            examined, "_run", lambda code: self.probes["sgl_kernel" if "sgl_kernel" in code else "torch"]
-        )
+        monkeypatch.setattr(examined, "_run", self.run)
+
+    def run(self, code: str, reason: object = None) -> str | examined.Finding:
+        return self.probes["sgl_kernel" if "sgl_kernel" in code else "torch"]
 
     def cuda_driver(self) -> Driver:
         if isinstance(self.driver, CudaError):

@@ -187,7 +187,7 @@ def _sglang(gpus: Sequence[Gpu]) -> list[Finding]:
     found = [Finding("ok", "sglang", version), *findings]
     if any(finding.name == "sglang-kernel" and finding.status == "fail" for finding in findings):
         return found
-    told = _run("import torch, sgl_kernel; print(sgl_kernel.__file__)")
+    told = _run("import torch, sgl_kernel; print(sgl_kernel.__file__)", diagnosis.kernels_failure)
     if isinstance(told, Finding):
         return [*found, Finding("fail", "sgl_kernel", told.text, diagnosis.kernels_install_line())]
     return [*found, Finding("ok", "sgl_kernel", f"loads, from {told.strip()}")]
@@ -262,8 +262,16 @@ def _shared_memory() -> list[Finding]:
     return [Finding("ok", "/dev/shm", text)]
 
 
-def _run(code: str) -> str | Finding:
-    """What a program prints in a Python of its own; a Finding with the last line of its error if it fails."""
+def _last_line(printed: str) -> str:
+    return printed.strip().splitlines()[-1]
+
+
+def _run(code: str, reason: Callable[[str], str] = _last_line) -> str | Finding:
+    """What a program prints in a Python of its own; a Finding with the reason for which it fails.
+
+    Args:
+        reason: The line to show, of what a program writes that fails.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -276,5 +284,5 @@ def _run(code: str) -> str | Finding:
         return Finding("fail", "torch", f"its import takes longer than {_IMPORT_TIMEOUT_S:.0f} s")
     if done.returncode == 0:
         return done.stdout
-    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-    return Finding("fail", "torch", lines[-1], install_line("serve"))
+    text = reason(done.stderr.strip() or f"exit status {done.returncode}")
+    return Finding("fail", "torch", text, install_line("serve"))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from sglang_omni import toolkit
-from sglang_omni.diagnosis import kernels_install_line
+from sglang_omni.diagnosis import kernels_failure, kernels_install_line
 from sglang_omni.engines.options import EngineOptions, TensorParallel
 from sglang_omni.engines.sglang.lora import computing
 from sglang_omni.engines.sglang.settings import device_index, server_args
@@ -140,8 +140,9 @@ def _load_kernels(kind: str) -> None:
         import sgl_kernel  # noqa: F401
     except (ImportError, OSError) as exc:
         if kind != "cpu":
+            reason = kernels_failure(str(exc) or repr(exc))
             raise ImportError(
-                f"SGLang's kernels cannot be loaded on this machine ({exc}): they need a CUDA driver and "
+                f"SGLang's kernels cannot be loaded on this machine ({reason}): they need a CUDA driver and "
                 f"{kernels_install_line()} (`sgl-omni doctor` checks both); device='cpu' does without",
                 name="sgl_kernel",
             ) from exc
