@@ -156,26 +156,23 @@ test-versions: build ## the wheel with the oldest and the newest versions of wha
 	done
 	$(BIN)/python tests/versions/run.py $(VERSIONS)
 
-# SGLang's compiler is not among the packages of dev.lock, which run on CPUs.
-KERNELS := build/kernels
-$(KERNELS)/.installed: requirements/dev.lock requirements/sglang.lock requirements/cuda.lock | $(BIN)/uv
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(KERNELS)
-	$(BIN)/uv pip sync --python $(KERNELS)/bin/python --require-hashes requirements/dev.lock requirements/sglang.lock
-	$(BIN)/uv pip install --python $(KERNELS)/bin/python --no-deps --constraint requirements/cuda.lock \
-		ninja nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-cccl nvidia-nvvm
-	touch $@
+# SGLang's kernels for GPUs are not among the packages of dev.lock, whose tests need no GPU.
+GPU_VENV := .venv-gpu
+GPU_PYTHON := $(GPU_VENV)/bin/python
+.PHONY: build-gpu
+build-gpu: $(GPU_VENV)/.core ## what a GPU needs, SGLang's kernels too, in an environment of its own, .venv-gpu (10 GB)
 
 .PHONY: test-kernels
-test-kernels: build $(KERNELS)/.installed ## SGLang's kernels are compiled for an H100, without one, in an environment of their own; some minutes
-	PYTHONPATH=python $(KERNELS)/bin/python -m pytest -m long tests/integration/test_sglang_kernels.py
+test-kernels: build-gpu ## SGLang's kernels are compiled for an H100, without one; some minutes
+	$(GPU_PYTHON) -m pytest -m long tests/integration/test_sglang_kernels.py
 
 .PHONY: test-gpu
-test-gpu: build ## what a GPU computes and shares, beside the CPU; without one, what can be told without it
-	$(BIN)/python benches/gpu/run.py --only tests codec engine serving device --minutes 60
+test-gpu: build-gpu ## what a GPU computes and shares, beside the CPU; without one, what can be told without it
+	$(GPU_PYTHON) benches/gpu/run.py --only tests codec engine serving device --minutes 60
 
 .PHONY: bench-gpu
-bench-gpu: build ## the same, and times: predictor, codec, encoders, engine, two processes on one GPU; ten minutes
-	$(BIN)/python benches/gpu/run.py
+bench-gpu: build-gpu ## the same, and times: predictor, codec, encoders, engine, two processes on one GPU; ten minutes
+	$(GPU_PYTHON) benches/gpu/run.py
 
 # For a machine with a GPU and torch, but without a network or this repository: Linux on x86-64, whatever this one is. torch
 # brings numpy.
@@ -337,6 +334,9 @@ lock-deploy: $(BIN)/uv ## resolve deploy.in, and what the CUDA image has, again
 	$(BIN)/uv pip compile pyproject.toml --extra sglang --quiet --upgrade \
 		--python-version 3.11 --universal --generate-hashes --no-annotate --no-emit-index-url --no-header \
 		-o requirements/cuda.lock
+	$(BIN)/uv pip compile requirements/gpu-tests.in -c requirements/cuda.lock -c requirements/dev.lock --quiet --upgrade \
+		--python-version 3.11 --universal --generate-hashes --no-annotate --no-emit-index-url --no-header \
+		-o requirements/gpu-tests.lock
 
 .PHONY: lock-docs
 lock-docs: $(BIN)/uv ## resolve docs.in again
@@ -345,13 +345,14 @@ lock-docs: $(BIN)/uv ## resolve docs.in again
 
 .PHONY: clean
 clean: ## remove everything that the other targets made
-	rm -rf $(VENV) target dist build $(CORE)
+	rm -rf $(VENV) $(GPU_VENV) target dist build $(CORE)
 
 .PHONY: build
 build: $(PACKAGE) ## the environment and the Rust core
 
 DEMO_MB := 3000
 ALL_MB := 9000
+GPU_MB := 12000
 
 # uv is itself in the locks, so the later sync keeps it.
 $(BIN)/uv:
@@ -376,13 +377,26 @@ $(VENV)/.installed: requirements/dev.lock requirements/sglang.lock | $(BIN)/uv
 	@touch $@
 
 # The checkout's own Python files are used. maturin writes into the core's file, which processes that run have mapped: its
-# name gets a copy first, and they keep the old file.
-$(CORE): $(RUST_SOURCES) pyproject.toml $(ENVIRONMENT)
+# name gets a copy first, and they keep the old file. Arguments: an environment, and where maturin is.
+define install_core
 	$(call step,Set-up 3/3: the Rust core; the first time takes some minutes)
 	$(call preflight,rust cc)
+	@[ ! -e $(CORE) ] || { cp $(CORE) $(CORE).copy && mv $(CORE).copy $(CORE); }
+	@VIRTUAL_ENV=$(abspath $(1)) PATH=$(abspath $(BIN)):$$PATH $(2)/maturin develop --uv --release --locked
+	@touch $@
+endef
+$(CORE): $(RUST_SOURCES) pyproject.toml $(ENVIRONMENT)
 	@rm -f $(VENV)/.wheel-*
-	@[ ! -e $@ ] || { cp $@ $@.copy && mv $@.copy $@; }
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --uv --release --locked
+	$(call install_core,$(VENV),$(BIN))
+
+$(GPU_VENV)/.core: $(RUST_SOURCES) pyproject.toml $(GPU_VENV)/.installed | $(MATURIN)/.installed
+	$(call install_core,$(GPU_VENV),$(MATURIN)/bin)
+
+$(GPU_VENV)/.installed: requirements/cuda.lock requirements/gpu-tests.lock | $(BIN)/uv
+	$(call preflight,$(if $(wildcard $@),,disk=$(GPU_MB)))
+	$(call step,Set-up 2/3: Python packages for GPUs: 4.5 GB to download and 10 GB on disk)
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(GPU_VENV)
+	@$(BIN)/uv pip sync --python $(GPU_PYTHON) --require-hashes $^
 	@touch $@
 
 # Another target must install the checkout again: so the core is made older than its environment.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,20 +23,29 @@ _LAYOUTS = {
 def run(bench: Bench) -> None:
     if not bench.on_gpu:
         raise Skip("needs a GPU")
-    if importlib.util.find_spec("sglang") is None:
-        raise Skip("needs SGLang")
+    if reason := _why_not_sglang():
+        raise Skip(f"{reason} (`make build-gpu` makes an environment that has it, for `make test-gpu`)")
     from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = str(make_tiny_checkpoint(Path(folder), seed=0))
-        float32 = ["--dtype", "float32", "--attention-backend", "triton"]
+        # Named, so that no other engine takes its place.
+        sglang = ["--engine", "sglang", "--attention-backend", "triton", "--dtype", "float32"]
         right = _answer([*("--model-path", checkpoint), "--stage", "thinker.engine=omni"], gpu=False)
         for name, (count, arguments) in _LAYOUTS.items():
             if torch.cuda.device_count() < count:
-                bench.skipped[f"serving, {name}"] = f"needs {count} GPUs"
+                bench.skip(f"serving, {name}", f"needs {count} GPUs")
                 continue
-            answer = _answer(["--model-path", checkpoint, *float32, *arguments], gpu=True)
+            answer = _answer(["--model-path", checkpoint, *sglang, *arguments], gpu=True)
             bench.check("serving", name, answer == right, f"{answer!r} instead of {right!r}")
+
+
+def _why_not_sglang() -> str:
+    """Why this environment's SGLang cannot compute on the GPU; empty if it can."""
+    # In a process of its own, which SGLang may prepare for a GPU.
+    prepare = "from sglang_omni.engines.sglang import compat; compat.prepare('cuda:0')"
+    done = subprocess.run([sys.executable, "-c", prepare], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["SGLang does not load"])[-1]
 
 
 def _answer(arguments: list[str], *, gpu: bool) -> Any:

@@ -1,6 +1,6 @@
 """SGLang's kernels of a step are compiled and loaded, for an H100 and without one.
 
-In an environment with NVIDIA's compiler, which `make test-kernels` makes.
+In an environment with NVIDIA's compiler: `make test-kernels` runs this in that of `make build-gpu`.
 """
 
 from __future__ import annotations

@@ -54,3 +54,13 @@ def test_at_a_timeout_what_was_printed_is_kept(
     assert not check.passed
     assert check.detail == "not done after 5 s, in test_a.py::test_first PASSED [ 50%]"
     assert row.value == 1
+
+
+def test_no_other_engine_takes_the_place_of_sglangs(
+    suite: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    skip = importlib.import_module("bench").Skip
+    with pytest.raises(skip, match=r"^ImportError: .*has no bin/nvcc.* \(`make build-gpu` makes") as skipped:
+        importlib.import_module("case_serving").run(suite)
+    assert "\n" not in str(skipped.value)

@@ -119,6 +119,19 @@ def test_another_target_installs_the_checkout_after_a_wheel(venv: Path, tmp_path
     assert "maturin develop" in planned(venv, "build", f"CORE={core}")
 
 
+@pytest.mark.parametrize("target", ["test-gpu", "bench-gpu", "test-kernels"])
+def test_on_a_gpu_all_runs_in_the_environment_with_sglangs_kernels(
+    venv: Path, tmp_path: Path, target: str
+) -> None:
+    gpu = tmp_path / "gpu"
+    plan = planned(venv, target, f"GPU_VENV={gpu}")
+    assert "requirements/cuda.lock" in plan
+    assert "dev.lock" not in plan
+    assert f"VIRTUAL_ENV={gpu} " in plan
+    *_, runs = plan.splitlines()
+    assert re.match(rf"{gpu}/bin/python (-m pytest|benches/gpu/run\.py)", runs)
+
+
 def test_making_a_wheel_installs_maturin_alone(tmp_path: Path) -> None:
     plan = planned(tmp_path / "venv", "wheel", f"MATURIN={tmp_path}/maturin")
     assert re.findall(r"-r (\S+)", plan) == ["requirements/maturin.lock"]
