@@ -38,7 +38,8 @@ def pytest(case: str, bench: Bench, folder: str, seconds: float, variables: Mapp
     if missing := [name for name in needs if importlib.util.find_spec(name) is None]:
         raise Skip(f"needs {', '.join(missing)}")
     file = bench.out / f"tests-{folder}.txt"
-    command = [sys.executable, "-m", "pytest", "-v", "-rs", "-p", "no:cacheprovider", str(_TESTS / folder)]
+    options = ("-v", "-rfEs", "--disable-warnings", "-p", "no:cacheprovider")
+    command = [sys.executable, "-m", "pytest", *options, str(_TESTS / folder)]
     with file.open("wb") as printed:
         tests = subprocess.Popen(
             command, env={**os.environ, **variables}, stdout=printed, stderr=subprocess.STDOUT

@@ -24,7 +24,6 @@ from sglang_omni.engines.build import build_omni_engine
 from sglang_omni.engines.engine import OmniEngine
 from sglang_omni.engines.options import DecoderSpec, Dtype, EngineOptions
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.model_runner.attention import avoid_cudnn
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.runner import ModelRunner
@@ -55,15 +54,6 @@ EXPERTS = replace(
     norm_topk_prob=True,
 )
 HOPPER, AMPERE = (9, 0), (8, 0)
-
-
-@pytest.fixture(autouse=True)
-def process_of_a_stage() -> Iterator[None]:
-    """What is set in a process with a stage on a GPU."""
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    avoid_cudnn()
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 class Shapes:

@@ -1,0 +1,18 @@
+"""What is set in a process with a stage on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sglang_omni.model_runner.attention import avoid_cudnn
+
+
+@pytest.fixture(autouse=True)
+def process_of_a_stage() -> Iterator[None]:
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    avoid_cudnn()
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(enabled)
