@@ -11,7 +11,8 @@ from fake_gpus import KINDS, fake_gpus
 from published_shapes import TEXT_MODELS, write_qwen3_omni, write_text_model
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.config.memory import CONTEXT_BYTES, MemoryPlan, choose, fit_memory, gib, reserve_of
+from sglang_omni.config.memory import CONTEXT_BYTES, choose, fit_memory, reserve_of
+from sglang_omni.config.memory_plan import MemoryPlan, gib
 from sglang_omni.models.memory import text_model_demand
 from sglang_omni.models.multimodal.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import (
@@ -22,6 +23,8 @@ from sglang_omni.models.qwen3_omni.config import (
 PAGE = Path(__file__).parents[1] / "docs" / "gpu.md"
 # What is sold as 24, 48, 80 and 141 GB.
 _OMNI_MACHINES = (("RTX 4090", 1), ("RTX A6000", 1), ("H100 80GB", 1), ("H100 80GB", 2), ("H200", 1))
+# Where all stages in one process are of use.
+_ONE_PROCESS = ("RTX A6000", "H100 80GB")
 _TEXT_MACHINES = ("L4", "RTX 4090", "L40S", "A100 80GB", "H200")
 
 
@@ -38,8 +41,11 @@ def tables() -> dict[str, str]:
         }
 
 
-def omni_plan(config: PipelineConfig, kind: str, number: int) -> MemoryPlan:
+def omni_plan(config: PipelineConfig, kind: str, number: int, *, in_one_process: bool = False) -> MemoryPlan:
     """Where the default placement leads on a machine of fake GPUs."""
+    if in_one_process:
+        for stage in config.stages:
+            stage.process = "all"
     gpus = fake_gpus(kind, number)
     place_on_gpus(config, [gpu.index for gpu in gpus])
     plan = fit_memory(config, gpus)
@@ -60,12 +66,14 @@ def with_tables(page: str, computed: dict[str, str]) -> str:
 def _omni_rows(omni: Path, fp8: Path) -> Iterator[Sequence[str]]:
     yield "GPUs", "bfloat16, with speech", "bfloat16, text only", "FP8, with speech", "FP8, text only"
     for kind, number in _OMNI_MACHINES:
-        plans = (
-            omni_plan(config_cls(model_path=str(path)), kind, number)
-            for path in (omni, fp8)
-            for config_cls in (Qwen3OmniPipelineConfig, Qwen3OmniTextPipelineConfig)
-        )
-        yield f"{number} x {kind}, {_memory(kind)}", *map(_pools, plans)
+        for together in (False, True)[: 1 + (number == 1 and kind in _ONE_PROCESS)]:
+            plans = (
+                omni_plan(config_cls(model_path=str(path)), kind, number, in_one_process=together)
+                for path in (omni, fp8)
+                for config_cls in (Qwen3OmniPipelineConfig, Qwen3OmniTextPipelineConfig)
+            )
+            how = ", one process" if together else ""
+            yield f"{number} x {kind}, {_memory(kind)}{how}", *map(_pools, plans)
 
 
 def _pools(plan: MemoryPlan) -> str:
@@ -83,7 +91,7 @@ def _text_rows(folder: Path) -> Iterator[Sequence[str]]:
         cells = []
         for kind in _TEXT_MACHINES:
             total = fake_gpus(kind)[0].total_bytes
-            room = total - reserve_of(total) - CONTEXT_BYTES
+            room = total - reserve_of(total, has_engine=True) - CONTEXT_BYTES
             memory = choose(demand, room, total)
             cells.append(f"{memory.tokens:,}" if memory.total <= room else "no")
         yield name, gib(demand.weights), f"{demand.token_bytes // 1024} KiB", *cells

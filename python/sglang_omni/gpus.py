@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import combinations, takewhile
 from typing import Any
@@ -35,6 +35,7 @@ class Gpu:
         name: The product's name, for people.
         total_bytes: Its memory; of a MIG slice, the slice's.
         capability: Compute capability, such as (9, 0).
+        used_bytes: What other programs have of its memory, if that was asked; see ``with_use``.
     """
 
     index: int
@@ -42,6 +43,7 @@ class Gpu:
     name: str
     total_bytes: int
     capability: tuple[int, int]
+    used_bytes: int = 0
 
 
 def visible_gpus() -> list[Gpu]:
@@ -107,8 +109,53 @@ def visible_devices() -> list[str]:
     return listed[:count]
 
 
-class NvlinkUnknown(Exception):
-    """NVML cannot be asked for NVLink; the text says why."""
+class NvmlUnknown(Exception):
+    """NVML cannot be asked; the text says why."""
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    """The module that asks NVML.
+
+    Raises:
+        NvmlUnknown: NVML, or the package that calls it, is missing, or it does not answer.
+    """
+    try:
+        # A requirement of SGLang's package.
+        nvml: Any = import_module("pynvml")
+    except ModuleNotFoundError as error:
+        raise NvmlUnknown("nvidia-ml-py is not installed") from error
+    try:
+        nvml.nvmlInit()
+        try:
+            yield nvml
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise NvmlUnknown(f"NVML does not tell: {error}") from error
+
+
+def with_use(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs with what other programs have of their memory now: a desktop, or another server.
+
+    To be asked before a process of one's own is on them. If NVML cannot be asked, the log says why, and the
+    GPUs count as unused. Those of ``assuming`` are not of this machine.
+    """
+    if not gpus or _assumed.get() is not None:
+        return list(gpus)
+    try:
+        with _nvml() as nvml:
+            free = [
+                int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free)
+                for gpu in gpus
+            ]
+    except NvmlUnknown as reason:
+        logger.warning("GPUs count as unused by other programs: %s", reason)
+        return list(gpus)
+    # What NVML calls used is more: the driver's own part, which CUDA does not count in the total.
+    return [
+        replace(gpu, used_bytes=max(0, gpu.total_bytes - left)) for gpu, left in zip(gpus, free, strict=True)
+    ]
 
 
 def nvlink_pairs(uuids: Sequence[str]) -> list[tuple[int, int]]:
@@ -118,33 +165,22 @@ def nvlink_pairs(uuids: Sequence[str]) -> list[tuple[int, int]]:
         uuids: As in ``Gpu.uuid``.
 
     Raises:
-        NvlinkUnknown: NVML, or the package that calls it, is missing or does not know a GPU.
+        NvmlUnknown: NVML, or the package that calls it, is missing or does not know a GPU.
     """
-    try:
-        # A requirement of SGLang's package.
-        nvml: Any = import_module("pynvml")
-    except ModuleNotFoundError as error:
-        raise NvlinkUnknown("nvidia-ml-py is not installed") from error
-    try:
-        nvml.nvmlInit()
-        try:
-            handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-            return [
-                (one, other)
-                for one, other in combinations(range(len(handles)), 2)
-                if nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-                == nvml.NVML_P2P_STATUS_OK
-            ]
-        finally:
-            nvml.nvmlShutdown()
-    except nvml.NVMLError as error:
-        raise NvlinkUnknown(f"NVML does not tell: {error}") from error
+    with _nvml() as nvml:
+        handles = [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+        return [
+            (one, other)
+            for one, other in combinations(range(len(handles)), 2)
+            if nvml.nvmlDeviceGetP2PStatus(handles[one], handles[other], nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            == nvml.NVML_P2P_STATUS_OK
+        ]
 
 
 def linked_by_nvlink(uuids: Sequence[str]) -> bool:
     """Whether every two of these GPUs are linked by NVLink; False if that is not known."""
     try:
         return len(nvlink_pairs(uuids)) == math.comb(len(uuids), 2)
-    except NvlinkUnknown as reason:
+    except NvmlUnknown as reason:
         logger.warning("NVLink between GPUs counts as absent: %s", reason)
         return False

@@ -7,6 +7,7 @@ waits for the GPU. What it cannot tell: whether the numbers are right, and indic
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,6 +125,56 @@ class Step(TorchDispatchMode):
         elif name not in _VIEWS and _on_gpu(out):
             self.launches[name] += 1
         return out
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of the GPU's tensors that live at the same time, inside of ``fake_gpu``.
+
+    Attributes:
+        peak: The most of those that were made inside of it. One kernel's output counts, not what a kernel
+            takes while it runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live: dict[int, int] = {}
+        # Storages that were there before, or are counted.
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for given in (*args, *(kwargs or {}).values()):
+            for tensor in _tensors(given):
+                self._note(tensor, is_new=False)
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            self._note(tensor, is_new=True)
+        self.peak = max(self.peak, sum(self._live.values()))
+        return out
+
+    def _note(self, tensor: Tensor, *, is_new: bool) -> None:
+        if tensor.device.type != "cuda":
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key))
+        if is_new:
+            # The allocator gives whole blocks of 512 bytes.
+            self._live[key] = -(-storage.nbytes() // 512) * 512
+
+    def _forget(self, key: int) -> None:
+        self._known.pop(key, None)
+        self._live.pop(key, None)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
 
 
 def _on_gpu(out: Any) -> bool:

@@ -78,6 +78,7 @@ def engine_on(
     dtype: Dtype = "bfloat16",
     capability: tuple[int, int] = HOPPER,
     recorder: CountingRecorder | None = None,
+    **options: Any,
 ) -> Iterator[OmniEngine]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     # In inference mode, operations would be counted before they are decomposed.
@@ -87,7 +88,15 @@ def engine_on(
     with fake_gpu():
         yield build_omni_engine(
             DecoderSpec(Path("shapes"), config, open_checkpoint=shapes),
-            EngineOptions(dtype=dtype, device=DEVICE, max_total_tokens=16_384, chunked_prefill_size=1024),
+            EngineOptions(
+                **{
+                    "dtype": dtype,
+                    "device": DEVICE,
+                    "max_total_tokens": 16_384,
+                    "chunked_prefill_size": 1024,
+                    **options,
+                }
+            ),
         )
 
 

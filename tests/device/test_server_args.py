@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 from fake_cuda import needs_sglang
 
+from sglang_omni.config.memory_plan import MIB, PROMPT_GRAPH_TOKENS
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang import compat
 from sglang_omni.engines.sglang.settings import pool_tokens, server_args, usable_tokens
+from sglang_omni.models import memory
 
 pytestmark = needs_sglang
 
@@ -118,6 +120,44 @@ def test_a_pool_of_whole_pages_admits_what_was_asked_for(resolved: tuple[Kind, E
     assert size % args.page_size == 0
     pool = SimpleNamespace(size=size, page_size=args.page_size)
     assert options.max_total_tokens <= usable_tokens(pool) < options.max_total_tokens + args.page_size
+
+
+@pytest.mark.parametrize("resolved", ["H100", "L4"], indirect=True)
+def test_graphs_take_no_more_than_is_counted(
+    model: Path, resolved: tuple[Kind, EngineOptions, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against SGLang's own count of what they take beside activations."""
+    from sglang.srt.arg_groups import cuda_graph_hook
+    from sglang.srt.arg_groups.memory_hook import reserve_for_graph_mb
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    # By default on a GPU alone.
+    default = cuda_graph_hook.default_cuda_graph_config
+
+    def breakable() -> Any:
+        config = default()
+        config.prefill.backend = "breakable"
+        return config
+
+    monkeypatch.setattr(cuda_graph_hook, "default_cuda_graph_config", breakable)
+    _, options, _ = resolved
+
+    def counted(**changes: Any) -> tuple[Any, float]:
+        args = server_args(model, replace(options, **changes), "auto")
+        args.resolve_once()
+        return resolving_view(args).cuda_graph_config, reserve_for_graph_mb(args) * MIB
+
+    graphs, with_prompts = counted(chunked_prefill_size=8192)
+    assert (graphs.decode.max_bs, graphs.prefill.max_bs) == (64, PROMPT_GRAPH_TOKENS)
+    assert with_prompts <= memory._PROMPT_GRAPHS + 64 * memory._GRAPHS_PER_REQUEST
+    assert len(graphs.prefill.bs) * 8 * MIB == memory._PROMPT_GRAPHS
+    graphs, without = counted(prefill_cuda_graph=False)
+    assert graphs.prefill.backend == "disabled"
+    assert without <= 64 * memory._GRAPHS_PER_REQUEST
+    graphs, _ = counted(chunked_prefill_size=-1)
+    assert graphs.prefill.max_bs == PROMPT_GRAPH_TOKENS
+    graphs, _ = counted(chunked_prefill_size=512)
+    assert graphs.prefill.max_bs == 512
 
 
 @pytest.mark.parametrize("resolved", KINDS, indirect=True)

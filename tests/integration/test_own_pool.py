@@ -91,6 +91,16 @@ def test_a_pool_beyond_what_is_free_is_refused(
         build(max_total_tokens=2048, memory_bytes=GIB)
 
 
+def test_what_steps_will_take_must_be_free_too(
+    script: Callable[..., None], build: Callable[..., Any]
+) -> None:
+    script(78.8, 73.8, 0.5)
+    how = {"max_total_tokens": 2048, "memory_bytes": GIB}
+    build(**how, workspace_bytes=GIB // 4)
+    with pytest.raises(ValueError, match=r"steps and graphs 0\.51 GiB, and cpu has 0\.50 GiB left: take"):
+        build(**how, workspace_bytes=GIB // 2 + GIB // 100)
+
+
 def test_mem_fraction_static_leaves_the_size_to_sglang(
     script: Callable[..., None], build: Callable[..., Any]
 ) -> None:

@@ -411,6 +411,22 @@ def test_without_word_of_nvlink_there_is_none(
     assert "nvidia-ml-py is not installed" in caplog.text
 
 
+def test_what_other_programs_have_is_asked_of_nvml(
+    nvml: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    free = {0: 81_000 << 20, 1: 79_500 << 20, 2: 90_000 << 20}
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(free=free[handle])
+    found = [
+        gpus.Gpu(index, gpu_uuid(index), "NVIDIA H100", 81_000 << 20, (9, 0)) for index in range(len(free))
+    ]
+    assert [gpu.used_bytes for gpu in gpus.with_use(found)] == [0, 1500 << 20, 0]
+    with gpus.assuming(found):
+        assert gpus.with_use(found) == found
+    nvml.nvmlInit = lambda: nvml.nvmlDeviceGetHandleByUUID("")
+    assert gpus.with_use(found) == found
+    assert "GPUs count as unused by other programs: NVML does not tell" in caplog.text
+
+
 def test_a_checkpoint_is_placed_on_the_gpus_that_are_there(
     fake_machine: FakeMachine, launched: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,8 @@ from fake_gpus import fake_gpus
 
 from sglang_omni.config import validate_config
 from sglang_omni.config.factory_args import merge_factory_args
-from sglang_omni.config.memory import GIB, fit_memory
+from sglang_omni.config.memory import fit_memory
+from sglang_omni.config.memory_plan import GIB
 from sglang_omni.models.csm.config import CsmPipelineConfig
 
 HIDDEN, GROUPS, CODES = 2048, 32, 2051

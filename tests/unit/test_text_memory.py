@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fake_gpus import fake_gpus
@@ -9,7 +10,9 @@ from published_shapes import write_text_model
 
 from sglang_omni.config import validate_config
 from sglang_omni.config.factory_args import merge_factory_args
-from sglang_omni.config.memory import fit_memory, refusal
+from sglang_omni.config.memory import fit_memory
+from sglang_omni.config.memory_plan import GIB, refusal
+from sglang_omni.models.memory import text_model_demand
 from sglang_omni.models.text.config import TextPipelineConfig
 
 
@@ -22,6 +25,30 @@ def test_the_kv_cache_is_what_the_weights_leave(tmp_path: Path) -> None:
     validate_config(config)
     args = merge_factory_args(config.stage("thinker"), config)
     assert 25_000 < args["max_total_tokens"] < 50_000
+
+
+def test_prompts_are_captured_where_there_is_room(tmp_path: Path) -> None:
+    path = str(write_text_model(tmp_path, "Llama-3.1-8B"))
+    captured, notes = [], []
+    for total in (20, 24):
+        config = TextPipelineConfig(model_path=path)
+        config.stage("thinker").gpu = 0
+        plan = fit_memory(config, [replace(gpu, total_bytes=total * GIB) for gpu in fake_gpus("L4")])
+        assert plan is not None
+        assert plan.fits
+        validate_config(config)
+        captured.append(merge_factory_args(config.stage("thinker"), config)["prefill_cuda_graph"])
+        notes.append("prompts without CUDA graphs" in "".join(plan.lines()))
+    assert (captured, notes) == ([False, True], [True, False])
+
+
+def test_what_the_config_says_of_prompts_is_counted(tmp_path: Path) -> None:
+    path = write_text_model(tmp_path, "Llama-3.1-8B")
+    for given in (True, False):
+        settings = text_model_demand(path, {"prefill_cuda_graph": given}).settings
+        assert {setting.prompt_graphs for setting in settings} == {given}
+    for others in ({"engine": "omni"}, {"cuda_graph": False}):
+        assert {setting.prompt_graphs for setting in text_model_demand(path, others).settings} == {None}
 
 
 def test_what_does_not_fit_may_be_split(tmp_path: Path) -> None:

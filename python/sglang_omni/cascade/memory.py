@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from sglang_omni.config.memory import CountsMemory, MemoryDemand, MemoryOfGpu, MemoryPlan, fit_memory
+from sglang_omni.config.memory import CountsMemory, MemoryDemand, fit_memory
+from sglang_omni.config.memory_plan import MemoryOfGpu, MemoryPlan
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 

@@ -9,24 +9,26 @@ from typing import Any, Protocol, runtime_checkable
 
 from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.instances import StageInstance, instances_of
+from sglang_omni.config.memory_plan import (
+    GIB,
+    MIB,
+    NO_POOL,
+    GpuMemory,
+    MemoryOfGpu,
+    MemoryPlan,
+    Setting,
+    StageMemory,
+    gib,
+)
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 
-MIB, GIB = 1 << 20, 1 << 30
-# What a process takes of a GPU before it loads anything: its CUDA context and the kernels of torch.
-CONTEXT_BYTES = 512 * MIB
+# What a process takes of a GPU beside its tensors: its CUDA context, and the kernels of torch and cuBLAS, of
+# attention, and those that SGLang and Triton compile.
+CONTEXT_BYTES = 640 * MIB
+# The server of CUDA's Multi-Process Service, which runs where processes share a GPU.
+_MPS_BYTES = 64 * MIB
 # KV pools hold whole pages of at most so many tokens.
 _POOL_STEP = 64
-
-
-class MemoryOfGpu(Protocol):
-    """What is asked of a GPU; ``sglang_omni.gpus.Gpu`` is one."""
-
-    @property
-    def index(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def total_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,9 @@ class MemoryDemand:
         workspace: Activations, captured graphs and libraries' buffers that no setting changes.
         loading: The most that the weights take while they are loaded.
         token_bytes: KV, and all else that is kept for each token of the KV pool; 0 for a stage without one.
-        step_bytes: Activations of each token of a step.
-        steps: Sizes of a step in tokens to choose from, the best first; empty without a KV pool.
-        least_tokens, wanted_tokens, most_tokens: The pool below which nothing useful runs, the one for which
-            a smaller step is chosen, and the one beyond which more is of no use.
+        settings: To choose from, the best first; empty without a KV pool.
+        least_tokens, most_tokens: The pool below which nothing useful runs, and the one beyond which more is
+            of no use.
         weight: How much of the room left it gets, relative to other stages with a pool.
         cache: Of the workspace, keys and values of as many requests as run, whose number no plan changes.
         static_fraction: If set, weights and pool get this fraction of the GPU, as SGLang counts.
@@ -51,14 +52,20 @@ class MemoryDemand:
     workspace: int
     loading: int = 0
     token_bytes: int = 0
-    step_bytes: int = 0
-    steps: tuple[int, ...] = ()
+    settings: tuple[Setting, ...] = ()
     least_tokens: int = 0
-    wanted_tokens: int = 0
     most_tokens: int = 0
     weight: int = 1
     cache: int = 0
     static_fraction: float | None = None
+
+    def with_pool(self, tokens: int) -> MemoryDemand:
+        """The demand with a KV pool of exactly so many tokens: without settings for more requests than suit
+        it."""
+        fewest = self.settings[-1].requests
+        fitting = (s for s in self.settings if s.requests == fewest or s.wanted_tokens <= tokens)
+        settings = tuple(setting._replace(wanted_tokens=tokens) for setting in fitting)
+        return replace(self, settings=settings, least_tokens=tokens, most_tokens=tokens)
 
 
 @runtime_checkable
@@ -77,118 +84,14 @@ class CountsMemory(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class StageMemory:
-    """What one rank of a stage gets of a GPU, in bytes unless it says tokens."""
+def reserve_of(total_bytes: int, *, has_engine: bool) -> int:
+    """What is left alone of a GPU's memory: for its driver, and for what no count here foresees.
 
-    stage: str
-    weights: int
-    kv: int
-    workspace: int
-    loading: int = 0
-    tokens: int = 0
-    step: int = 0
-
-    @property
-    def total(self) -> int:
-        return max(self.weights + self.kv + self.workspace, self.loading)
-
-
-@dataclass(frozen=True)
-class GpuMemory:
-    """A GPU's memory and the stages on it; ``free`` is negative if they do not fit."""
-
-    gpu: MemoryOfGpu
-    reserve: int
-    stages: tuple[StageMemory, ...]
-    declared: int = 0
-
-    @property
-    def free(self) -> int:
-        return self.gpu.total_bytes - self.reserve - self.declared - sum(s.total for s in self.stages)
-
-
-@dataclass(frozen=True)
-class MemoryPlan:
+    Args:
+        has_engine: Whether a stage with a KV pool is on it: where steps have all sizes, torch's allocator
+            leaves more unused.
     """
-    Attributes:
-        gpus: The GPUs of this host that the pipeline uses.
-        missing: Ids of GPUs that the config names and this host does not have.
-        changes: If it does not fit: what to change so that it does.
-    """
-
-    gpus: tuple[GpuMemory, ...]
-    missing: tuple[int, ...] = ()
-    changes: tuple[str, ...] = ()
-
-    @property
-    def fits(self) -> bool:
-        return not self.missing and all(gpu.free >= 0 for gpu in self.gpus)
-
-    def summary(self) -> str:
-        """The plan in a line."""
-        return "; ".join(
-            f"GPU {used.gpu.index}, {used.gpu.name}: weights {gib(sum(s.weights for s in used.stages))}, "
-            f"KV cache {gib(sum(s.kv for s in used.stages))} "
-            f"({', '.join(f'{s.stage} {s.tokens:,} tokens' for s in used.stages if s.tokens)}), "
-            f"{gib(used.free)} free of {gib(used.gpu.total_bytes)}"
-            for used in self.gpus
-        )
-
-    def lines(self) -> Iterator[str]:
-        """The plan as a table, a line at a time."""
-        for used in self.gpus:
-            yield f"GPU {used.gpu.index}, {used.gpu.name}: {gib(used.gpu.total_bytes)}"
-            yield f"  {'stage':<14} {'weights':>10} {'KV cache':>10} {'workspace':>10} {'together':>10}"
-            for s in used.stages:
-                kv = gib(s.kv) if s.kv else "-"
-                note = f"   {s.tokens:,} tokens of KV, {s.step:,} a step" if s.tokens else ""
-                yield (
-                    f"  {s.stage:<14} {gib(s.weights):>10} {kv:>10} {gib(s.workspace):>10} "
-                    f"{gib(s.total):>10}{note}"
-                )
-            if used.declared:
-                yield f"  {'other stages':<14} {gib(used.declared):>43}"
-            yield f"  {'reserve':<14} {gib(used.reserve):>43}"
-            word, left = ("free", used.free) if used.free >= 0 else ("MISSING", -used.free)
-            yield f"  {word:<14} {gib(left):>43}"
-        for index in self.missing:
-            yield f"GPU {index}: there is none"
-
-    def as_values(self) -> dict[str, Any]:
-        """The plan as plain values, in bytes."""
-        return {
-            "fits": self.fits,
-            **({"changes": list(self.changes)} if self.changes else {}),
-            "gpus": {
-                used.gpu.index: {
-                    "name": used.gpu.name,
-                    "total_bytes": used.gpu.total_bytes,
-                    "reserve_bytes": used.reserve,
-                    "free_bytes": used.free,
-                    "stages": {
-                        s.stage: {
-                            "weights_bytes": s.weights,
-                            "kv_bytes": s.kv,
-                            "workspace_bytes": s.workspace,
-                            **({"max_total_tokens": s.tokens} if s.tokens else {}),
-                        }
-                        for s in used.stages
-                    },
-                }
-                for used in self.gpus
-            },
-        }
-
-
-def gib(num_bytes: int) -> str:
-    """Bytes as text: ``"56.9 GiB"``."""
-    return f"{num_bytes / GIB:.1f} GiB"
-
-
-def reserve_of(total_bytes: int) -> int:
-    """What is left alone of a GPU's memory: for its driver, and for what no count here foresees."""
-    return max(512 * MIB, total_bytes // 100)
+    return max(GIB, total_bytes // 50) if has_engine else max(512 * MIB, total_bytes // 100)
 
 
 def choose(demand: MemoryDemand, room: int, total_bytes: int) -> StageMemory:
@@ -235,15 +138,16 @@ def plan_memory(config: PipelineConfig, gpus: Sequence[MemoryOfGpu]) -> MemoryPl
     needed = [used.gpu.total_bytes - used.free for used in plan.gpus if used.free < 0]
     if needed:
         # A larger GPU has a larger reserve.
-        changes.append(f"take a GPU with {gib(max(needed) * 101 // 100)} or more")
+        changes.append(f"take a GPU with {gib(max(needed) * 102 // 100)} or more")
     return replace(plan, changes=tuple(changes))
 
 
 def fit_memory(config: PipelineConfig, gpus: Sequence[MemoryOfGpu]) -> MemoryPlan | None:
     """Gives each stage on this host's GPUs its share, and the step and pool that it leaves open.
 
-    It sets ``total_gpu_memory_fraction``, and the factory arguments ``max_total_tokens`` and
-    ``chunked_prefill_size`` of stages with a KV pool. What the config sets itself is kept.
+    It sets ``total_gpu_memory_fraction``, and of stages with a KV pool the factory arguments
+    ``max_total_tokens``, ``max_running_requests``, ``chunked_prefill_size`` and, if prompts are captured,
+    ``prefill_cuda_graph``. What the config sets itself is kept.
 
     Returns:
         As ``plan_memory``. Of a plan that does not fit, nothing is applied.
@@ -271,22 +175,18 @@ def fit_memory(config: PipelineConfig, gpus: Sequence[MemoryOfGpu]) -> MemoryPla
             resources.total_gpu_memory_fraction = min(share, 1.0)
         memory = shares[0][0]
         if memory.tokens:
-            sizes = {"max_total_tokens": memory.tokens, "chunked_prefill_size": memory.step}
-            open_ = {name: size for name, size in sizes.items() if given.get(name) is None}
+            setting = memory.setting
+            sizes = {
+                "max_total_tokens": memory.tokens,
+                "max_running_requests": setting.requests,
+                "chunked_prefill_size": setting.step,
+                "prefill_cuda_graph": setting.prompt_graphs,
+            }
+            open_ = {
+                name: size for name, size in sizes.items() if size is not None and given.get(name) is None
+            }
             stage.factory_args = {**stage.factory_args, **open_}
     return plan
-
-
-def refusal(plan: MemoryPlan) -> str:
-    """Why a plan that does not fit is refused: a line with what to change, and the table."""
-    lacks = [
-        f"GPU {used.gpu.index} lacks {gib(-used.free)} of {gib(used.gpu.total_bytes)}"
-        for used in plan.gpus
-        if used.free < 0
-    ]
-    lacks += [f"there is no GPU {index}" for index in plan.missing]
-    head = f"the models do not fit the GPU memory ({', '.join(lacks)}): {'; or '.join(plan.changes)}"
-    return "\n".join([head, *plan.lines()])
 
 
 @dataclass
@@ -359,11 +259,14 @@ def _with_fraction(demand: MemoryDemand, total_bytes: int) -> MemoryDemand:
         return demand
     room = int(demand.static_fraction * total_bytes) - demand.weights
     tokens = min(max(demand.least_tokens, _whole(room // demand.token_bytes)), demand.most_tokens)
-    return replace(demand, least_tokens=tokens, wanted_tokens=tokens, most_tokens=tokens)
+    return demand.with_pool(tokens)
 
 
 def _gpu_memory(group: _Group) -> GpuMemory:
-    total, reserve = group.gpu.total_bytes, reserve_of(group.gpu.total_bytes)
+    total = group.gpu.total_bytes
+    reserve = reserve_of(total, has_engine=any(demand.settings for demand in group.demands.values()))
+    if len(group.processes) > 1:
+        reserve += _MPS_BYTES
     chosen: dict[str, StageMemory] = {}
     for name, room in group.fixed.items():
         if name in group.demands:
@@ -373,59 +276,60 @@ def _gpu_memory(group: _Group) -> GpuMemory:
     )
     taken = declared + sum(memory.total for memory in chosen.values())
     open_ = {name: demand for name, demand in group.demands.items() if name not in chosen}
-    chosen |= _share(open_, total - reserve - taken)
+    chosen |= _share(open_, total - group.gpu.used_bytes - reserve - taken)
     return GpuMemory(group.gpu, reserve, tuple(chosen[name] for name in group.demands), declared)
 
 
 def _share(demands: Mapping[str, MemoryDemand], room: int) -> dict[str, StageMemory]:
-    """Steps and pools of stages that share ``room`` bytes: the largest step with which each has the pool it
-    wants, else the smallest step and what pools are possible."""
+    """Settings and pools of stages that share ``room`` bytes: the best with which each has the pool it wants,
+    else the last ones and what pools are possible."""
     if not demands:
         return {}
-    num_choices = max(1, *(len(demand.steps) for demand in demands.values()))
-    steps: dict[str, int] = {}
-    for choice in range(num_choices):
-        steps = {
-            name: demand.steps[min(choice, len(demand.steps) - 1)] if demand.steps else 0
+    settings: dict[str, Setting] = {}
+    for choice in range(max(1, *(len(demand.settings) for demand in demands.values()))):
+        settings = {
+            name: demand.settings[min(choice, len(demand.settings) - 1)] if demand.settings else NO_POOL
             for name, demand in demands.items()
         }
-        pools = {name: demand.wanted_tokens for name, demand in demands.items()}
-        if _taken(demands, steps, pools) <= room:
+        pools = {name: setting.wanted_tokens for name, setting in settings.items()}
+        if _taken(demands, settings, pools) <= room:
             break
     else:
         pools = {name: demand.least_tokens for name, demand in demands.items()}
-    _grow(pools, demands, steps, room)
-    return {name: _memory(name, demand, steps[name], pools[name]) for name, demand in demands.items()}
+    _grow(pools, demands, settings, room)
+    return {name: _memory(name, demand, settings[name], pools[name]) for name, demand in demands.items()}
 
 
-def _memory(name: str, demand: MemoryDemand, step: int, tokens: int) -> StageMemory:
+def _memory(name: str, demand: MemoryDemand, setting: Setting, tokens: int) -> StageMemory:
     return StageMemory(
         stage=name,
         weights=demand.weights,
         kv=tokens * demand.token_bytes,
-        workspace=demand.workspace + step * demand.step_bytes,
+        workspace=demand.workspace + setting.workspace,
         loading=demand.loading,
         tokens=tokens,
-        step=step,
+        setting=setting,
     )
 
 
-def _taken(demands: Mapping[str, MemoryDemand], steps: Mapping[str, int], pools: Mapping[str, int]) -> int:
-    return sum(_memory(name, d, steps[name], pools[name]).total for name, d in demands.items())
+def _taken(
+    demands: Mapping[str, MemoryDemand], settings: Mapping[str, Setting], pools: Mapping[str, int]
+) -> int:
+    return sum(_memory(name, d, settings[name], pools[name]).total for name, d in demands.items())
 
 
 def _grow(
-    pools: dict[str, int], demands: Mapping[str, MemoryDemand], steps: Mapping[str, int], room: int
+    pools: dict[str, int], demands: Mapping[str, MemoryDemand], settings: Mapping[str, Setting], room: int
 ) -> None:
     """Grows the pools into the room that is left, by the demands' weights."""
-    while (left := room - _taken(demands, steps, pools)) > 0:
+    while (left := room - _taken(demands, settings, pools)) > 0:
         growing = {name: d for name, d in demands.items() if d.token_bytes and pools[name] < d.most_tokens}
         if not growing:
             return
         parts = sum(demand.weight for demand in growing.values())
         before = dict(pools)
         for name, demand in growing.items():
-            memory = _memory(name, demand, steps[name], pools[name])
+            memory = _memory(name, demand, settings[name], pools[name])
             # While it is loaded, a stage may take more than afterwards: its pool grows into that first.
             unused = memory.total - memory.weights - memory.kv - memory.workspace
             more = _whole((left * demand.weight // parts + unused) // demand.token_bytes)
@@ -439,21 +343,26 @@ def _whole(tokens: int) -> int:
 
 
 def _alike(plans: list[GpuMemory], names: Mapping[str, str]) -> Iterator[GpuMemory]:
-    """The plans with stages' names, and all ranks and replicas of a stage with one step and one pool."""
-    least: dict[str, tuple[int, int]] = {}
+    """The plans with stages' names, and all ranks and replicas of a stage with one setting and one pool:
+    those of the GPU with the least room."""
+    least: dict[str, tuple[int, Setting]] = {}
     for plan in plans:
         for memory in plan.stages:
             name = names[memory.stage]
-            tokens, step = least.get(name, (memory.tokens, memory.step))
-            least[name] = (min(tokens, memory.tokens), min(step, memory.step))
+            tokens, setting = least.get(name, (memory.tokens, memory.setting))
+            least[name] = (min(tokens, memory.tokens), min(setting, memory.setting, key=_size))
     for plan in plans:
         stages = []
         for memory in plan.stages:
             name = names[memory.stage]
-            tokens, step = least[name]
+            tokens, setting = least[name]
             kv = memory.kv // memory.tokens * tokens if memory.tokens else 0
-            stages.append(replace(memory, stage=name, tokens=tokens, step=step, kv=kv))
+            stages.append(replace(memory, stage=name, tokens=tokens, setting=setting, kv=kv))
         yield replace(plan, stages=tuple(stages))
+
+
+def _size(setting: Setting) -> tuple[int, int, bool]:
+    return setting.requests, setting.step, bool(setting.prompt_graphs)
 
 
 def _smaller_settings(plan: MemoryPlan) -> Iterator[str]:

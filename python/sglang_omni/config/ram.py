@@ -15,7 +15,8 @@ from typing import Any
 
 from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.instances import instances_of
-from sglang_omni.config.memory import MIB, CountsMemory, gib
+from sglang_omni.config.memory import CountsMemory
+from sglang_omni.config.memory_plan import MIB, gib
 from sglang_omni.config.overrides import override_stages
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.weights import tensor_sizes

@@ -19,7 +19,7 @@ from sglang_omni.config.factory_args import (
 from sglang_omni.config.imports import Signature, inspect_path
 from sglang_omni.config.instances import instances_of, is_placeholder, stage_instances, stage_of
 from sglang_omni.config.io import ConfigError, config_to_dict
-from sglang_omni.config.memory import MemoryPlan
+from sglang_omni.config.memory_plan import MemoryPlan
 from sglang_omni.config.placement import gpu_label, resolve_stage_gpu_ids
 from sglang_omni.config.plan import PipelinePlan, plan_pipeline, with_placeholder_nodes
 from sglang_omni.config.relay_backends import is_class_path

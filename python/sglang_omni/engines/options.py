@@ -44,6 +44,7 @@ class EngineOptions:
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the hardware.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+        prefill_cuda_graph: Whether prompts are, too, by SGLang's own model classes.
         overlap_schedule: True if SGLang launches a step of a model of its own before it reads the tokens of
             the last one; None for yes on a GPU.
         device: ``"cpu"`` or ``"cuda:N"``.
@@ -52,6 +53,7 @@ class EngineOptions:
         lora_paths: Directories of LoRA adapters in PEFT's layout, by the names that requests give them.
         max_loras_per_batch: Adapters in one step, the bare model counted as one.
         memory_bytes: What this process may take of its device; None for no limit but the device's.
+        workspace_bytes: What it will take beside weights and KV pool, and beside what it took to start.
     """
 
     dtype: Dtype = "float32"
@@ -66,12 +68,14 @@ class EngineOptions:
     kv_cache_dtype: str = "auto"
     attention_backend: str | None = None
     cuda_graph: bool = True
+    prefill_cuda_graph: bool = True
     overlap_schedule: bool | None = None
     device: str = "cpu"
     mem_fraction_static: float | None = None
     lora_paths: Mapping[str, str] = field(default_factory=dict)
     max_loras_per_batch: int = 8
     memory_bytes: int | None = None
+    workspace_bytes: int = 0
     tp: TensorParallel = field(default_factory=TensorParallel)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_omni.model_runner.headers import header_report
 from sglang_omni.models.loading import available_cores, placement
-from sglang_omni.models.memory import pool_on_gpu, share_bytes
+from sglang_omni.models.memory import memory_on_gpu, share_bytes
 
 if TYPE_CHECKING:
     from sglang_omni.config.memory import MemoryDemand
@@ -18,15 +18,13 @@ class DecoderDefaults(NamedTuple):
     """What bounds a decoder's engine if its config does not; names as in ``EngineOptions``.
 
     Attributes:
-        max_running_requests: On a CPU.
-        max_total_tokens, chunked_prefill_size: On a CPU; on a GPU they are chosen by its memory.
-        gpu_running_requests: ``max_running_requests`` on a GPU.
+        max_running_requests, max_total_tokens, chunked_prefill_size: On a CPU; on a GPU they are chosen by
+            its memory.
     """
 
     max_running_requests: int
     max_total_tokens: int
     chunked_prefill_size: int
-    gpu_running_requests: int
 
 
 def decoder_options(
@@ -40,6 +38,7 @@ def decoder_options(
     max_total_tokens: int | None,
     chunked_prefill_size: int | None,
     total_gpu_memory_fraction: float | None,
+    prefill_cuda_graph: bool | None = None,
     stored_dtype: str | None = None,
     tp: tuple[int, int, int | None] = (0, 1, None),
     **options: Any,
@@ -52,8 +51,8 @@ def decoder_options(
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; by default the ranks share half of the cores, which leaves the rest to other
             stages.
-        max_running_requests, max_total_tokens, chunked_prefill_size: As for ``EngineOptions``; None for the
-            default.
+        max_running_requests, max_total_tokens, chunked_prefill_size, prefill_cuda_graph: As for
+            ``EngineOptions``; None for the default.
         total_gpu_memory_fraction: The stage's share of the GPU; None if it is alone there.
         tp: This process's rank, the number of ranks, and the port at which they meet.
         options: Further fields of ``EngineOptions``.
@@ -68,21 +67,23 @@ def decoder_options(
         "max_running_requests": max_running_requests,
         "max_total_tokens": max_total_tokens,
         "chunked_prefill_size": chunked_prefill_size,
+        "prefill_cuda_graph": prefill_cuda_graph,
     }
-    sizes = defaults._asdict()
-    gpu_requests = sizes.pop("gpu_running_requests")
-    if gpu_id is not None:
-        sizes["max_running_requests"] = gpu_requests
-    sizes |= {name: size for name, size in given.items() if size is not None}
+    sizes: dict[str, Any] = defaults._asdict()
     # Of headers nothing is put on a GPU, which may be none of this machine's.
     placed = gpu_id if header_report() is None else None
-    if placed is not None and (max_total_tokens is None or chunked_prefill_size is None):
-        args = {**options, **given, "max_running_requests": sizes["max_running_requests"]}
-        demand = demand_of({**args, "dtype": dtype, "tp_size": tp[1]})
+    if placed is not None:
+        demand = demand_of({**options, **given, "dtype": dtype, "tp_size": tp[1]})
         assert demand is not None, "what a decoder takes of a GPU is counted"
-        tokens, step = pool_on_gpu(demand, placed, total_gpu_memory_fraction)
-        sizes["max_total_tokens"] = tokens if max_total_tokens is None else max_total_tokens
-        sizes["chunked_prefill_size"] = step if chunked_prefill_size is None else chunked_prefill_size
+        memory = memory_on_gpu(demand, placed, total_gpu_memory_fraction)
+        sizes = {
+            "max_running_requests": memory.setting.requests,
+            "max_total_tokens": memory.tokens,
+            "chunked_prefill_size": memory.setting.step,
+            "prefill_cuda_graph": memory.setting.prompt_graphs is not False,
+            "workspace_bytes": memory.workspace,
+        }
+    sizes |= {name: size for name, size in given.items() if size is not None}
     return EngineOptions(
         dtype=computed_in,
         device=device,

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.config.memory import CONTEXT_BYTES, MIB, MemoryDemand, choose, reserve_of
+from sglang_omni.config.memory import CONTEXT_BYTES, MemoryDemand, choose, reserve_of
+from sglang_omni.config.memory_plan import MIB, PROMPT_GRAPH_TOKENS, Setting, StageMemory, gib
 from sglang_omni.config.weights import (
     ITEM_BYTES,
     ONLINE_QUANTIZATIONS,
@@ -30,8 +31,15 @@ GPU_STEPS = (8192, 4096, 2048, 1024)
 _LEAST_TOKENS, _WANTED_TOKENS = 8192, 28_672
 # Buffers of attention kernels (FlashInfer's is 384 MiB), of cuBLAS and of NCCL.
 _LIBRARIES = 512 * MIB
-# SGLang's own estimate of a decode graph is 2 MB a request.
+# SGLang's own estimate of the graphs of decode steps is 2 MB a request.
 _GRAPHS_PER_REQUEST = 4 * MIB
+# Its own estimate of a graph of prompts is 8 MiB beside the activations; of up to ``PROMPT_GRAPH_TOKENS``
+# there are 42.
+_PROMPT_GRAPHS = 42 * 8 * MIB
+# The driver gives memory in blocks of 2 MiB, of which half of one is left over by each tensor of a KV pool.
+_PART_OF_BLOCK = MIB
+# Of a logit: it, its probability, and both in order with their places, sums and masks.
+_SAMPLING_BYTES = 40
 _NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # torch's allocator keeps freed blocks of other sizes.
 _FRAGMENTS = 1.5
@@ -49,14 +57,15 @@ def decoder_demand(
     most_tokens: int | None = None,
     weight: int = 1,
     cpu_tokens: int = CPU_TOKENS,
+    captures_prompts: bool = False,
 ) -> MemoryDemand:
     """The demand of one rank of a decoder.
 
     Args:
         config: The decoder's shape.
         args: What its factory gets; ``dtype``, ``kv_cache_dtype``, ``tp_size``, ``max_running_requests``,
-            ``max_total_tokens``, ``chunked_prefill_size`` and ``mem_fraction_static`` are read, and
-            ``device`` of ``CountsMemory``.
+            ``max_total_tokens``, ``chunked_prefill_size``, ``prefill_cuda_graph`` and
+            ``mem_fraction_static`` are read, and ``device`` of ``CountsMemory``.
         weights: Bytes of all ranks' weights.
         loading: Bytes that they take while they are loaded, if these are more.
         extra_token_bytes: Kept for each token of the KV pool beside keys and values.
@@ -65,6 +74,7 @@ def decoder_demand(
         most_tokens: The largest useful pool; None for that of as many requests as run, each of full length.
         weight: How much of the room left it gets, relative to other decoders on the GPU.
         cpu_tokens: The default pool on a CPU.
+        captures_prompts: Whether its engine captures prompts as CUDA graphs, too.
     """
     ranks = int(args.get("tp_size") or 1)
     item = ITEM_BYTES[dtype_of(args)]
@@ -77,34 +87,46 @@ def decoder_demand(
     # -1 is whole prompts.
     if step is not None:
         steps = (int(step) if step > 0 else longest,)
-    pool = (
-        (int(given),) * 3
-        if given is not None
-        else (_LEAST_TOKENS, _WANTED_TOKENS, most_tokens or running * longest)
+    step_bytes = _step_bytes(config, item, ranks)
+    most = most_tokens or running * longest
+    captured: tuple[bool | None, ...] = (None,)
+    if captures_prompts:
+        wish = args.get("prefill_cuda_graph")
+        captured = (True, False) if wish is None else (bool(wish),)
+
+    def setting(prompts: bool | None, step: int) -> Setting:
+        graphs = _PROMPT_GRAPHS + min(step, PROMPT_GRAPH_TOKENS) * step_bytes if prompts else 0
+        # When tokens are chosen, the step's activations are gone.
+        activations = max(step * step_bytes, running * config.vocab_size * _SAMPLING_BYTES)
+        workspace = running * _GRAPHS_PER_REQUEST + activations + graphs
+        return Setting(running, step, workspace, max(_LEAST_TOKENS, min(_WANTED_TOKENS, most)), prompts)
+
+    demand = MemoryDemand(
+        weights=weights // ranks,
+        workspace=_LIBRARIES + 2 * config.num_hidden_layers * _PART_OF_BLOCK,
+        loading=loading // ranks + _LIBRARIES if loading else 0,
+        token_bytes=kv_token_bytes(config, args) + extra_token_bytes,
+        settings=tuple(setting(prompts, step) for prompts in captured for step in steps),
+        least_tokens=_LEAST_TOKENS,
+        most_tokens=max(_LEAST_TOKENS, most),
+        weight=weight,
+        static_fraction=args.get("mem_fraction_static"),
     )
+    return demand if given is None else demand.with_pool(int(given))
+
+
+def _step_bytes(config: DecoderConfig, item: int, ranks: int) -> int:
+    """Activations of a token of a step, with ``item`` bytes for each number."""
     heads = config.num_attention_heads // ranks
     width = 4 * config.hidden_size + (2 * heads + 2 * _kv_heads(config, ranks)) * config.head_dim
     if config.num_experts:
         inner = 3 * config.moe_intermediate_size // ranks
-        width += config.num_experts_per_tok * (inner + config.hidden_size)
+        # A token's row is there once for each of its experts, before and after.
+        width += config.num_experts_per_tok * (inner + 2 * config.hidden_size)
         width += 3 * config.shared_expert_intermediate_size // ranks
     else:
         width += 3 * config.intermediate_size // ranks
-    # Logits, probabilities and their sorted copies, in float32.
-    sampling = 4 * 4 * running * config.vocab_size
-    return MemoryDemand(
-        weights=weights // ranks,
-        workspace=_LIBRARIES + running * _GRAPHS_PER_REQUEST + sampling,
-        loading=loading // ranks + _LIBRARIES if loading else 0,
-        token_bytes=kv_token_bytes(config, args) + extra_token_bytes,
-        step_bytes=int(_FRAGMENTS * item * width),
-        steps=steps,
-        least_tokens=pool[0],
-        wanted_tokens=max(pool[0], min(pool[1], pool[2])),
-        most_tokens=max(pool[0], pool[2]),
-        weight=weight,
-        static_fraction=args.get("mem_fraction_static"),
-    )
+    return int(_FRAGMENTS * item * width)
 
 
 def dtype_of(args: Mapping[str, Any]) -> str:
@@ -171,7 +193,9 @@ def text_model_demand(model_path: str | Path, args: Mapping[str, Any]) -> Memory
     except TypeError as exc:
         raise ValueError(f"{path} does not tell the size of a token's keys and values: {exc!r}") from exc
     weights, loading = weights_and_loading(tensor_sizes(model_path), ("",), args)
-    demand = decoder_demand(shape, args, weights, loading=loading)
+    # SGLang's own classes alone do; which model gets one is known only when it is loaded.
+    captures_prompts = args.get("engine") != "omni" and args.get("cuda_graph") is not False
+    demand = decoder_demand(shape, args, weights, loading=loading, captures_prompts=captures_prompts)
     if fields.get("kv_lora_rank"):
         # Latent attention keeps one row, which every rank has.
         width = int(fields["kv_lora_rank"]) + int(fields["qk_rope_head_dim"])
@@ -203,8 +227,8 @@ def _shape_of(fields: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def pool_on_gpu(demand: MemoryDemand, gpu_id: int, fraction: float | None) -> tuple[int, int]:
-    """The KV pool and the step, in tokens, of a stage whose config leaves them open.
+def memory_on_gpu(demand: MemoryDemand, gpu_id: int, fraction: float | None) -> StageMemory:
+    """What a stage gets of a GPU, as far as its config leaves it open.
 
     Args:
         demand: The stage's.
@@ -212,17 +236,17 @@ def pool_on_gpu(demand: MemoryDemand, gpu_id: int, fraction: float | None) -> tu
         fraction: Its share of the GPU; None if it is alone there.
 
     Raises:
-        ValueError: There is no such GPU, or the stage does not fit.
+        ValueError: There is no such GPU, or no pool fits; one of a given size is not refused here.
     """
     total = _total_bytes(gpu_id)
-    room = total - reserve_of(total) if fraction is None else int(fraction * total)
-    memory = choose(replace(demand, workspace=demand.workspace + CONTEXT_BYTES), room, total)
-    if memory.total > room:
+    room = total - reserve_of(total, has_engine=True) if fraction is None else int(fraction * total)
+    memory = choose(demand, room - CONTEXT_BYTES, total)
+    if memory.total + CONTEXT_BYTES > room and demand.least_tokens < demand.most_tokens:
         raise ValueError(
-            f"the stage needs {memory.total / 2**30:.1f} GiB of GPU {gpu_id}, and has {room / 2**30:.1f} "
-            "GiB: raise its total_gpu_memory_fraction, or take a GPU with more memory"
+            f"the stage needs {gib(memory.total + CONTEXT_BYTES)} of GPU {gpu_id}, and has {gib(room)}: "
+            "raise its total_gpu_memory_fraction, or take a GPU with more memory"
         )
-    return memory.tokens, memory.step
+    return memory
 
 
 def share_bytes(gpu_id: int, fraction: float | None) -> int | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from published_shapes import write_text_model
 
 from sglang_omni.cascade.config import CascadePipelineConfig
 from sglang_omni.cascade.local import as_part
-from sglang_omni.config import PipelineConfig, StageConfig
+from sglang_omni.config import PipelineConfig, StageConfig, validate_config
 from sglang_omni.config.factory_args import resolve_stage_factory_args
-from sglang_omni.config.memory import GIB, MIB, MemoryDemand
+from sglang_omni.config.memory import MemoryDemand
+from sglang_omni.config.memory_plan import GIB, MIB, Setting
 from sglang_omni.gpus import Gpu
 
 
@@ -22,7 +25,12 @@ class CountedPart(PipelineConfig):
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         return MemoryDemand(
-            2 * GIB, GIB, token_bytes=MIB, steps=(512,), least_tokens=64, wanted_tokens=64, most_tokens=10**6
+            2 * GIB,
+            GIB,
+            token_bytes=MIB,
+            settings=(Setting(16, 512, 0, 64),),
+            least_tokens=64,
+            most_tokens=10**6,
         )
 
     def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
@@ -60,6 +68,17 @@ def test_shares_are_of_the_gpu_that_is_shared(places: tuple[int, int], count: in
         assert decode.factory_args["max_total_tokens"] > 64
     assert 0.9 * count < sum(shares) <= count
     assert max(shares) <= 1 / (2 if count == 1 else 1) + 0.01
+
+
+def test_the_language_model_takes_what_is_chosen_for_it(tmp_path: Path) -> None:
+    config = CascadePipelineConfig(model_path=str(write_text_model(tmp_path, "Llama-3.1-8B")))
+    config.stage("thinker").gpu = 0
+    plan = config.share_gpus(gpus(1, 24))
+    assert plan is not None
+    assert plan.fits
+    validate_config(config)
+    told = resolve_stage_factory_args(config.stage("thinker"), config)
+    assert told["chunked_prefill_size"] > 512
 
 
 def test_parts_that_do_not_fit_are_named() -> None:

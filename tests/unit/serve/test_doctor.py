@@ -17,7 +17,7 @@ from sglang_omni.cli import doctor
 from sglang_omni.cli.doctor import machine as examined
 from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.plan import PipelinePlan, plan_pipeline
-from sglang_omni.gpus import Gpu, NvlinkUnknown, nvlink_pairs
+from sglang_omni.gpus import Gpu, NvmlUnknown, nvlink_pairs
 from sglang_omni.relay.shm.cuda_driver import CudaError, NoCudaDriver
 from sglang_omni.serve.launch import preflight
 from sglang_omni.serve.launch.pipelines import LaunchError
@@ -247,7 +247,7 @@ def test_a_broken_driver_is_told_to_those_who_get_the_cpu_instead(
 
 
 def test_nvlink_without_nvml() -> None:
-    with pytest.raises(NvlinkUnknown, match=r"nvidia-ml-py is not installed|NVML does not tell"):
+    with pytest.raises(NvmlUnknown, match=r"nvidia-ml-py is not installed|NVML does not tell"):
         nvlink_pairs(["GPU-1", "GPU-2"])
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from sglang_omni import diagnosis
 from sglang_omni.cli.doctor.uses import use_findings
 from sglang_omni.diagnosis import Finding, version_of
-from sglang_omni.gpus import Gpu, NvlinkUnknown, nvlink_pairs, visible_gpus
+from sglang_omni.gpus import Gpu, NvmlUnknown, nvlink_pairs, visible_gpus
 from sglang_omni.packages import DISTRIBUTION, install_line, tried_line, untried
 
 _IMPORT_TIMEOUT_S = 300.0
@@ -122,7 +122,7 @@ def _gpus(gpus: Sequence[Gpu]) -> list[Finding]:
         try:
             pairs = nvlink_pairs([gpu.uuid for gpu in gpus])
             text = ", ".join(f"{a}-{b}" for a, b in pairs) or "none: --tp-size copies through PCIe"
-        except NvlinkUnknown as reason:
+        except NvmlUnknown as reason:
             text = f"unknown: {reason}"
         found.append(Finding("ok", "NVLink", text))
     return found

@@ -95,8 +95,8 @@ def _check(options: EngineOptions, tokens: int, num_bytes: int, weights: int, fr
             f"{options.device}, {options.memory_bytes / _GIB:.2f} GiB: {smaller}, or raise the stage's "
             "total_gpu_memory_fraction"
         )
-    if num_bytes > free:
+    if num_bytes + options.workspace_bytes > free:
         raise ValueError(
-            f"{wanted}, and {options.device} has {free / _GIB:.2f} GiB left: {smaller}, or end what else "
-            "runs there"
+            f"{wanted}, steps and graphs {options.workspace_bytes / _GIB:.2f} GiB, and {options.device} has "
+            f"{free / _GIB:.2f} GiB left: {smaller}, or end what else runs there"
         )

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from sglang_omni.config.memory_plan import PROMPT_GRAPH_TOKENS
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang.lora import lora_settings
 from sglang_omni.gpus import CUSTOM_ALL_REDUCE
@@ -33,6 +34,12 @@ def pool_tokens(options: EngineOptions, page_size: int) -> int:
         page_size: What SGLang made of the options': some attention kernels want larger pages.
     """
     return (-(-options.max_total_tokens // page_size) + _POOL_SLACK) * page_size
+
+
+def _captured_tokens(options: EngineOptions) -> int:
+    """The longest step of prompts that is captured."""
+    step = options.chunked_prefill_size
+    return min(PROMPT_GRAPH_TOKENS, options.max_total_tokens, step if step > 0 else PROMPT_GRAPH_TOKENS)
 
 
 def device_index(options: EngineOptions) -> int:
@@ -101,7 +108,8 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
             "base_gpu_id": device_index(options),
             "disable_cuda_graph": not options.cuda_graph,
             # Our decoder lays out prompts on the host; SGLang's own text models can be captured whole.
-            "disable_prefill_cuda_graph": not is_own,
+            "disable_prefill_cuda_graph": not (is_own and options.prefill_cuda_graph),
+            "cuda_graph_max_bs_prefill": _captured_tokens(options),
             "cuda_graph_max_bs_decode": options.max_running_requests,
         }
         if options.mem_fraction_static is not None:

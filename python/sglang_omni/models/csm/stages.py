@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.csm.request_params import REQUEST_PARAMS
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
-from sglang_omni.models.frames.memory import CPU_TOKENS, GPU_REQUESTS, speak_demand
+from sglang_omni.models.frames.memory import CPU_TOKENS, speak_demand
 from sglang_omni.models.loading import loading
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sglang_omni.engines.options import Dtype, EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
-_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512, GPU_REQUESTS)
+_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512)
 
 
 def create_preprocess(

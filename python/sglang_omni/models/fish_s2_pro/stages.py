@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.config import MAX_PASSAGE_FRAMES
-from sglang_omni.models.fish_s2_pro.memory import CPU_TOKENS, GPU_CODEC_FRAMES, GPU_REQUESTS, dual_ar_demand
+from sglang_omni.models.fish_s2_pro.memory import CPU_TOKENS, GPU_CODEC_FRAMES, dual_ar_demand
 from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
 
-_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512, GPU_REQUESTS)
+_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512)
 
 
 def create_preprocess(

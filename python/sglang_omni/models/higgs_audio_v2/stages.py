@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
-from sglang_omni.models.frames.memory import CPU_TOKENS, GPU_REQUESTS, speak_demand
+from sglang_omni.models.frames.memory import CPU_TOKENS, speak_demand
 from sglang_omni.models.higgs_audio_v2.codec_place import codec_dir
 from sglang_omni.models.higgs_audio_v2.components.checkpoint import HiggsCheckpoint
 from sglang_omni.models.higgs_audio_v2.request_params import REQUEST_PARAMS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
-_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512, GPU_REQUESTS)
+_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512)
 
 
 def create_preprocess(

@@ -10,11 +10,9 @@ from torch import Tensor
 
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.models.multimodal.checkpoint import MediaTokens
+from sglang_omni.models.multimodal.memory import MAX_JOINED_BYTES
 from sglang_omni.models.multimodal.payloads import MediaShape, ThinkerInput, VisualOutput
 from sglang_omni.proto import StagePayload
-
-# Rows of waiting and running requests that may lie joined on the thinker's GPU; more are joined on the host.
-MAX_JOINED_BYTES = 512 << 20
 
 
 def merge_sources(payloads: Mapping[str, StagePayload]) -> StagePayload:

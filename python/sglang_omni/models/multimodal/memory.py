@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from sglang_omni.config.memory import MIB, MemoryDemand
+from sglang_omni.config.memory import MemoryDemand
+from sglang_omni.config.memory_plan import MIB
 from sglang_omni.config.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.models.memory import decoder_demand, dtype_of, weights_and_loading
@@ -15,6 +17,8 @@ Checkpoint = MediaCheckpoint[Any, Any]
 
 # KV pools on a CPU, in tokens.
 CPU_THINKER_TOKENS, CPU_TALKER_TOKENS = 32_768, 65_536
+# Rows of waiting and running requests that may lie joined on the thinker's GPU; more are joined on the host.
+MAX_JOINED_BYTES = 512 * MIB
 # cuDNN, cuBLAS and what an allocator keeps.
 LIBRARIES = 256 * MIB
 _THINKER = ("thinker.model.", "thinker.lm_head.")
@@ -34,12 +38,12 @@ def thinker_demand(
     Args:
         checkpoint: The model.
         config: The thinker's shape.
-        args: What its factory gets.
+        args: What its factory gets, and ``joins_media``: False if no rows of media lie on its GPU.
         stored_item: As in ``weights_and_loading``.
     """
     weights, loading = weights_and_loading(tensor_sizes(checkpoint.path), _THINKER, args, stored_item)
     hidden = config.hidden_size * ITEM_BYTES[dtype_of(args)] if args.get("speech") else 0
-    return decoder_demand(
+    demand = decoder_demand(
         config,
         args,
         weights,
@@ -48,6 +52,8 @@ def thinker_demand(
         weight=4,
         cpu_tokens=CPU_THINKER_TOKENS,
     )
+    joined = MAX_JOINED_BYTES if args.get("joins_media", True) else 0
+    return replace(demand, workspace=demand.workspace + joined)
 
 
 def talker_demand(

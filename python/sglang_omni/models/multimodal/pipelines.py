@@ -188,6 +188,14 @@ class MediaPipelineConfig(PipelineConfig):
             return None
         return dict(self.checkpoint_class.from_dir(self.model_path).decoder_fields(stage))
 
+    @property
+    def joins_on_gpu(self) -> bool:
+        """Whether an encoder is on the thinker's GPU, and lends it rows there."""
+        places = {stage.name: stage.gpu for stage in self.stages if stage.gpu is not None}
+        thinker = places.get("thinker")
+        own = thinker if isinstance(thinker, list) else [thinker]
+        return any(places.get(name) in own for name in _ENCODERS if name in places)
+
     # If set, the checkpoint is taken for one whose quantized weights have so many bytes each.
     _stored_item: float | None = PrivateAttr(default=None)
 
@@ -199,6 +207,8 @@ class MediaPipelineConfig(PipelineConfig):
             kinds.append((self.written, "answers in text only"))
         if "image_encoder" in names:
             kinds.append((self.text_only, "text in and out"))
+        if (together := self._in_one_process()) is not None:
+            yield together
         is_quantized = "quantization_config" in self.checkpoint_fields
         for kind, words in kinds:
             config_cls = f"{words}: config_cls {kind.__module__}.{kind.__name__}" if words else ""
@@ -211,6 +221,22 @@ class MediaPipelineConfig(PipelineConfig):
             yield f"--quantization fp8{also}", self._variant(kind, quantization="fp8")
             for name, item in _STORED:
                 yield f"a checkpoint quantized to {name}{also}", self._variant(kind, stored_item=item)
+
+    def _in_one_process(self) -> tuple[str, PipelineConfig] | None:
+        """The stages in one process, which has one context on the GPU that they share; None if they have no
+        such GPU."""
+        gpus = [stage.gpu for stage in self.stages if stage.gpu is not None]
+        if any(isinstance(gpu, list) or gpu != gpus[0] for gpu in gpus):
+            return None
+        variant = self._variant(type(self))
+        for stage in variant.stages:
+            stage.process = "all"
+        settings = " ".join(f"--stage {stage.name}.process=all" for stage in self.stages)
+        return (
+            "all stages in one process, where they take turns (sgl-omni serve --model-path "
+            f"{self.model_path} {settings})",
+            variant,
+        )
 
     def _variant(
         self,

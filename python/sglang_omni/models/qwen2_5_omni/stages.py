@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import available_cores, loading, placement
-from sglang_omni.models.memory import GPU_RUNNING_REQUESTS
 from sglang_omni.models.multimodal.memory import CPU_TALKER_TOKENS, CPU_THINKER_TOKENS
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.memory import GPU_TALKER_REQUESTS, stage_demand
+from sglang_omni.models.qwen2_5_omni.memory import stage_demand
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from sglang_omni.scheduling.stream_scheduler import StreamScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
 
-_THINKER = DecoderDefaults(16, CPU_THINKER_TOKENS, 512, GPU_RUNNING_REQUESTS)
-_TALKER = DecoderDefaults(16, CPU_TALKER_TOKENS, 512, GPU_TALKER_REQUESTS)
+_THINKER = DecoderDefaults(16, CPU_THINKER_TOKENS, 512)
+_TALKER = DecoderDefaults(16, CPU_TALKER_TOKENS, 512)
 
 
 def create_preprocess(

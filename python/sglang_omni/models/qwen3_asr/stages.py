@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sglang_omni.models.qwen3_asr.recording_engine import RecordingRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
-_DEFAULTS = DecoderDefaults(MAX_RUNNING_REQUESTS, CPU_TOKENS, 2048, MAX_RUNNING_REQUESTS)
+_DEFAULTS = DecoderDefaults(MAX_RUNNING_REQUESTS, CPU_TOKENS, 2048)
 
 
 def create_preprocess(model_path: str, *, max_audio_bytes: int = 256_000_000) -> SimpleScheduler:

@@ -41,7 +41,7 @@ class Qwen3OmniThinkerPipelineConfig(MediaPipelineConfig):
         from sglang_omni.models.qwen3_omni.memory import stage_demand
 
         checkpoint = Qwen3OmniCheckpoint.from_dir(self.model_path)
-        args = {"tp_size": stage.tp_size, **args}
+        args = {"tp_size": stage.tp_size, "joins_media": self.joins_on_gpu, **args}
         return stage_demand(checkpoint, stage.name, args, self._stored_item)
 
 

@@ -127,11 +127,13 @@ def create_thinker(
     kv_cache_dtype: str = "auto",
     attention_backend: str | None = None,
     cuda_graph: bool = True,
+    prefill_cuda_graph: bool | None = None,
     overlap_schedule: bool | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int | None = None,
     max_total_tokens: int | None = None,
+    chunked_prefill_size: int | None = None,
     max_new_tokens: int = 512,
     context_length: int | None = None,
     mem_fraction_static: float | None = None,
@@ -154,6 +156,7 @@ def create_thinker(
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the GPU.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
+        prefill_cuda_graph: Whether prompts are, too, by SGLang; by default if memory allows.
         overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
             yes on a GPU.
         gpu_id: The GPU; None for the CPU.
@@ -161,6 +164,7 @@ def create_thinker(
         max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
         max_total_tokens: Size of their common KV cache; by default 16,384 on a CPU, and on a GPU as many as
             it has room for.
+        chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 8,192 on a GPU.
         max_new_tokens: Limit of an answer to a request that sets none.
         context_length: A shorter context than the checkpoint's.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
@@ -187,12 +191,13 @@ def create_thinker(
         num_threads=num_threads,
         max_running_requests=max_running_requests,
         max_total_tokens=max_total_tokens,
-        chunked_prefill_size=None,
+        chunked_prefill_size=chunked_prefill_size,
         context_length=context_length,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
+        prefill_cuda_graph=prefill_cuda_graph,
         overlap_schedule=overlap_schedule,
         mem_fraction_static=mem_fraction_static,
         total_gpu_memory_fraction=total_gpu_memory_fraction,

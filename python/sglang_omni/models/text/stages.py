@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import loading
-from sglang_omni.models.memory import CPU_TOKENS, GPU_RUNNING_REQUESTS, text_model_demand
+from sglang_omni.models.memory import CPU_TOKENS, text_model_demand
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sglang_omni.engines.options import DtypeChoice, EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
-_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512, GPU_RUNNING_REQUESTS)
+_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512)
 
 
 def create_preprocess(
@@ -61,6 +61,7 @@ def create_thinker(
     kv_cache_dtype: str = "auto",
     attention_backend: str | None = None,
     cuda_graph: bool = True,
+    prefill_cuda_graph: bool | None = None,
     overlap_schedule: bool | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
@@ -89,6 +90,7 @@ def create_thinker(
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the GPU.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
+        prefill_cuda_graph: Whether prompts are, too, by SGLang; by default if memory allows.
         overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
             yes on a GPU.
         gpu_id: The GPU; None for the CPU.
@@ -134,6 +136,7 @@ def create_thinker(
         kv_cache_dtype=kv_cache_dtype,
         attention_backend=attention_backend,
         cuda_graph=cuda_graph,
+        prefill_cuda_graph=prefill_cuda_graph,
         overlap_schedule=overlap_schedule,
         lora_paths=dict(lora_paths or {}),
         max_loras_per_batch=max_loras_per_batch,
@@ -171,7 +174,7 @@ def load_engine(checkpoint: Path, engine: EngineKind | None, **options: Any) -> 
     fields = read_json(checkpoint / "config.json")
     chosen = decoder_options(
         _DEFAULTS,
-        lambda args: text_model_demand(checkpoint, args),
+        lambda args: text_model_demand(checkpoint, {**args, "engine": engine}),
         stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
         **options,
     )

@@ -15,7 +15,7 @@ from sglang_omni.serve.launch.registry import PipelineError, own_files, pipeline
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
-    from sglang_omni.config.memory import MemoryPlan
+    from sglang_omni.config.memory_plan import MemoryPlan
     from sglang_omni.config.ram import RamPlan
 
 DEFAULT_MODEL = "speech-chat"
@@ -190,11 +190,14 @@ def fit_gpus(config: PipelineConfig, *, elsewhere: bool = False) -> MemoryPlan |
         FileNotFoundError, ValueError: The checkpoint cannot be read.
         LaunchError: The models do not fit; the text is a table with what is needed, and what to change.
     """
-    from sglang_omni.config.memory import fit_memory, refusal
-    from sglang_omni.gpus import visible_gpus
+    from sglang_omni.config.memory import fit_memory
+    from sglang_omni.config.memory_plan import refusal
+    from sglang_omni.gpus import visible_gpus, with_use
 
     gpus = visible_gpus()
-    if elsewhere and not gpus:
+    if not elsewhere:
+        gpus = with_use(gpus)
+    elif not gpus:
         return None
     # A pipeline that others are parts of counts them too.
     share = getattr(config, "share_gpus", partial(fit_memory, config))
