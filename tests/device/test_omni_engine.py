@@ -175,3 +175,12 @@ def test_a_replayed_token(monkeypatch: pytest.MonkeyPatch, config: DecoderConfig
     assert (counted.host_reads, counted.uploads) == (1, 1)
     # However many layers: embeddings, copies into and out of the graph, the head and the choice.
     assert counted.num_launches <= 7
+
+
+def test_as_many_sequences_as_run_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = CountingRecorder()
+    with engine_on(monkeypatch, DENSE, recorder=recorder, max_running_requests=256) as engine:
+        add(engine, *[4] * 130)
+        step(engine)
+        assert step(engine).host_reads == 1
+    assert len(recorder.replayed) == 1

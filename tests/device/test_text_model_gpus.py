@@ -75,7 +75,7 @@ def test_an_engine_gets_what_fits_the_gpu(checkpoint: Path, built: list[tuple[An
     assert text_engines.default_text_engine(checkpoint, EngineOptions(device="cuda:0")) == "sglang"
     _, options = built[-1]
     assert (options.device, options.dtype) == ("cuda:0", "bfloat16")
-    assert (options.max_running_requests, options.chunked_prefill_size) == (64, 8192)
+    assert (options.max_running_requests, options.chunked_prefill_size) == (256, 8192)
     # Of 79 GiB, the weights take 15; a token takes 128 KiB.
     assert 64 * 8192 > options.max_total_tokens > 55 * 8192
 

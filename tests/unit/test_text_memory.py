@@ -42,6 +42,31 @@ def test_prompts_are_captured_where_there_is_room(tmp_path: Path) -> None:
     assert (captured, notes) == ([False, True], [True, False])
 
 
+def test_as_many_requests_run_as_the_cache_is_for(tmp_path: Path) -> None:
+    path = str(write_text_model(tmp_path, "Llama-3.1-8B"))
+
+    def requests(kind: str, **given: int | float) -> int:
+        config = TextPipelineConfig(model_path=path, runtime_overrides={"thinker": given} if given else {})
+        config.stage("thinker").gpu = 0
+        plan = fit_memory(config, fake_gpus(kind))
+        assert plan is not None
+        assert plan.fits
+        (stage,) = plan.gpus[0].stages
+        chosen = merge_factory_args(config.stage("thinker"), config)["max_running_requests"]
+        assert stage.setting.requests == chosen
+        return int(chosen)
+
+    assert {kind: requests(kind) for kind in ("L4", "L40S", "A100 80GB")} == {
+        **{"L4": 64, "L40S": 256, "A100 80GB": 256},
+    }
+    assert requests("A100 80GB", max_running_requests=7) == 7
+    assert requests("A100 80GB", max_running_requests=500) == 500
+    # By the cache that is asked for.
+    assert requests("A100 80GB", max_total_tokens=70_000) == 128
+    assert requests("A100 80GB", max_total_tokens=20_000) == 64
+    assert requests("A100 80GB", mem_fraction_static=0.25) == 64
+
+
 def test_what_the_config_says_of_prompts_is_counted(tmp_path: Path) -> None:
     path = write_text_model(tmp_path, "Llama-3.1-8B")
     for given in (True, False):

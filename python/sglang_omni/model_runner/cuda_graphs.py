@@ -20,7 +20,7 @@ from sglang_omni.model_runner.host_copies import pinned, to_device
 logger = logging.getLogger(__name__)
 
 # Batches between two sizes are filled up to the larger one.
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Runs before the recording: libraries choose kernels and allocate their workspaces in the first one.
 _WARM_UPS = 2
 

@@ -23,7 +23,10 @@ from sglang_omni.config.weights import (
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.model_runner.config import DecoderConfig, missing_field
 
-GPU_RUNNING_REQUESTS = 64
+# Requests at once to choose from, the most first, and with how many tokens of the KV cache for each; the last
+# with any.
+GPU_REQUESTS = (256, 128, 64)
+_TOKENS_PER_REQUEST = 512
 # The KV pool of a language model on a CPU, in tokens.
 CPU_TOKENS = 16_384
 GPU_STEPS = (8192, 4096, 2048, 1024)
@@ -52,7 +55,7 @@ def decoder_demand(
     *,
     loading: int = 0,
     extra_token_bytes: int = 0,
-    max_running_requests: int = GPU_RUNNING_REQUESTS,
+    max_running_requests: int | None = None,
     steps: tuple[int, ...] = GPU_STEPS,
     most_tokens: int | None = None,
     weight: int = 1,
@@ -69,7 +72,7 @@ def decoder_demand(
         weights: Bytes of all ranks' weights.
         loading: Bytes that they take while they are loaded, if these are more.
         extra_token_bytes: Kept for each token of the KV pool beside keys and values.
-        max_running_requests: The default.
+        max_running_requests: The default; None for what suits the KV pool.
         steps: Sizes of a step in tokens to choose from, the best first.
         most_tokens: The largest useful pool; None for that of as many requests as run, each of full length.
         weight: How much of the room left it gets, relative to other decoders on the GPU.
@@ -78,7 +81,8 @@ def decoder_demand(
     """
     ranks = int(args.get("tp_size") or 1)
     item = ITEM_BYTES[dtype_of(args)]
-    running = int(args.get("max_running_requests") or max_running_requests)
+    running = args.get("max_running_requests") or max_running_requests
+    requests = GPU_REQUESTS if running is None else (int(running),)
     given = args.get("max_total_tokens")
     if given is None and args.get("device") == "cpu":
         given = cpu_tokens
@@ -88,25 +92,30 @@ def decoder_demand(
     if step is not None:
         steps = (int(step) if step > 0 else longest,)
     step_bytes = _step_bytes(config, item, ranks)
-    most = most_tokens or running * longest
+    most = most_tokens or requests[0] * longest
     captured: tuple[bool | None, ...] = (None,)
     if captures_prompts:
         wish = args.get("prefill_cuda_graph")
         captured = (True, False) if wish is None else (bool(wish),)
 
-    def setting(prompts: bool | None, step: int) -> Setting:
+    def setting(running: int, prompts: bool | None, step: int, wanted: int) -> Setting:
         graphs = _PROMPT_GRAPHS + min(step, PROMPT_GRAPH_TOKENS) * step_bytes if prompts else 0
         # When tokens are chosen, the step's activations are gone.
         activations = max(step * step_bytes, running * config.vocab_size * _SAMPLING_BYTES)
         workspace = running * _GRAPHS_PER_REQUEST + activations + graphs
-        return Setting(running, step, workspace, max(_LEAST_TOKENS, min(_WANTED_TOKENS, most)), prompts)
+        return Setting(running, step, workspace, max(_LEAST_TOKENS, min(wanted, most)), prompts)
+
+    # Where memory is short, first fewer requests run, then steps are smaller, then prompts are not captured.
+    *many, few = requests
+    settings = [setting(each, captured[0], steps[0], each * _TOKENS_PER_REQUEST) for each in many]
+    settings += [setting(few, prompts, step, _WANTED_TOKENS) for prompts in captured for step in steps]
 
     demand = MemoryDemand(
         weights=weights // ranks,
         workspace=_LIBRARIES + 2 * config.num_hidden_layers * _PART_OF_BLOCK,
         loading=loading // ranks + _LIBRARIES if loading else 0,
         token_bytes=kv_token_bytes(config, args) + extra_token_bytes,
-        settings=tuple(setting(prompts, step) for prompts in captured for step in steps),
+        settings=tuple(settings),
         least_tokens=_LEAST_TOKENS,
         most_tokens=max(_LEAST_TOKENS, most),
         weight=weight,

@@ -27,7 +27,17 @@ def inputs_of(count: int, device: str) -> tuple[Tensor, Tensor]:
 
 
 def test_sizes_of_batches() -> None:
-    assert [batch_size_for(count) for count in (1, 2, 3, 5, 16, 17, 32, 33)] == [1, 2, 4, 8, 16, 32, 32, 32]
+    assert [batch_size_for(count) for count in (1, 2, 3, 5, 17, 32, 33, 200, 300)] == [
+        1,
+        2,
+        4,
+        8,
+        32,
+        32,
+        64,
+        256,
+        256,
+    ]
 
 
 @pytest.mark.parametrize("device", DEVICES)

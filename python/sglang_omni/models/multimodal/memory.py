@@ -19,6 +19,8 @@ Checkpoint = MediaCheckpoint[Any, Any]
 CPU_THINKER_TOKENS, CPU_TALKER_TOKENS = 32_768, 65_536
 # Rows of waiting and running requests that may lie joined on the thinker's GPU; more are joined on the host.
 MAX_JOINED_BYTES = 512 * MIB
+# Answers of a thinker at once whose pipeline has a talker.
+_SPOKEN_REQUESTS = 64
 # cuDNN, cuBLAS and what an allocator keeps.
 LIBRARIES = 256 * MIB
 _THINKER = ("thinker.model.", "thinker.lm_head.")
@@ -49,6 +51,8 @@ def thinker_demand(
         weights,
         loading=loading,
         extra_token_bytes=hidden,
+        # The talker speaks fewer at once.
+        max_running_requests=_SPOKEN_REQUESTS if args.get("speech") else None,
         weight=4,
         cpu_tokens=CPU_THINKER_TOKENS,
     )

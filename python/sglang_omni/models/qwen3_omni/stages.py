@@ -134,7 +134,8 @@ def create_thinker(
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; half of the cores by default, which leaves the rest to other stages.
-        max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
+        max_running_requests: Answers written at the same time; by default 16 on a CPU, and on a GPU 64 to
+            256, by the size of the KV cache (64 with speech).
         max_total_tokens: Size of their common KV cache; by default 32,768 on a CPU, and on a GPU as many as
             its share of the GPU has room for.
         chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. By default 512 on a

@@ -95,7 +95,8 @@ def create_thinker(
             yes on a GPU.
         gpu_id: The GPU; None for the CPU.
         num_threads: CPU threads; by default half of the cores, which leaves the rest to other processes.
-        max_running_requests: Answers written at the same time; by default 16 on a CPU, 64 on a GPU.
+        max_running_requests: Answers written at the same time; by default 16 on a CPU, and on a GPU 64 to
+            256, by the size of the KV cache.
         max_total_tokens: Size of their common KV cache; by default 16,384 on a CPU, and on a GPU as many as
             it has room for.
         chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 8,192 on a GPU.
