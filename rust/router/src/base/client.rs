@@ -93,29 +93,29 @@ impl Client {
         Phase::from_u8(self.phase.load(Relaxed))
     }
 
-    pub fn enters(&self, phase: Phase) {
+    pub fn enter(&self, phase: Phase) {
         self.phase.store(phase as u8, Relaxed);
-        self.moves();
+        self.mark_moving();
     }
 
     /// Enters a phase, unless it is in it already: then the phase's time runs on.
-    pub fn stays_in(&self, phase: Phase) {
+    pub fn stay_in(&self, phase: Phase) {
         if self.phase() != phase {
-            self.enters(phase);
+            self.enter(phase);
         }
     }
 
     /// Notes that there is nothing to send until the worker has sent more.
-    pub fn awaits_answer(&self) {
+    pub fn await_answer(&self) {
         if self.phase() == Phase::Busy {
-            self.enters(Phase::Answer);
+            self.enter(Phase::Answer);
         }
     }
 
     /// Notes that the worker has sent more, or all.
-    pub fn is_answered(&self) {
+    pub fn mark_answered(&self) {
         if self.phase() == Phase::Answer {
-            self.enters(Phase::Busy);
+            self.enter(Phase::Busy);
         }
     }
 
@@ -129,7 +129,7 @@ impl Client {
     }
 
     /// Notes that bytes wait for the client, which cannot take them now.
-    pub fn falls_behind(&self) {
+    pub fn mark_behind(&self) {
         if !self.is_behind() {
             self.taken.store(0, Relaxed);
             self.behind_since.store(clock::now(), Relaxed);
@@ -148,7 +148,7 @@ impl Client {
     }
 
     /// Notes bytes that the client has taken.
-    pub fn takes(&self, bytes: usize) {
+    pub fn count_taken(&self, bytes: usize) {
         if self.is_behind() {
             self.taken.fetch_add(bytes as u64, Relaxed);
             self.last_taken.store(clock::now(), Relaxed);
@@ -156,17 +156,17 @@ impl Client {
     }
 
     /// Notes how many bytes are held for the client.
-    pub fn leaves_unread(&self, bytes: usize) {
+    pub fn set_unread(&self, bytes: usize) {
         self.unread.store(bytes as u64, Relaxed);
     }
 
     /// Notes that the client has taken all there is.
-    pub fn catches_up(&self) {
+    pub fn mark_caught_up(&self) {
         if self.is_behind() {
             self.behind_since.store(0, Relaxed);
             self.is_slow.store(false, Relaxed);
             if matches!(self.phase(), Phase::Idle | Phase::Head) {
-                self.moves();
+                self.mark_moving();
             }
             // The end of an answer that broke off may wait for this.
             self.wake();
@@ -175,7 +175,7 @@ impl Client {
 
     /// How slowly the client takes its answer, if it has taken nothing for longer than `limit`, or after `limit` less
     /// than the least rate. For the lane to ask once a tick.
-    pub fn lags(&self, look: LaneClock, limit: Tick) -> Option<Lag> {
+    pub fn lag(&self, look: LaneClock, limit: Tick) -> Option<Lag> {
         if !self.is_behind() {
             return None;
         }
@@ -200,7 +200,7 @@ impl Client {
 
     /// Notes a piece of a body. The wait for the next piece starts anew only once the pieces add up to `floor` bytes:
     /// a body that only dribbles does not count as moving.
-    pub fn receives(&self, bytes: usize, floor: u32) {
+    pub fn count_received(&self, bytes: usize, floor: u32) {
         let received = self.body_bytes.load(Relaxed);
         let received = received.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
         if received >= floor {
@@ -216,14 +216,14 @@ impl Client {
     }
 
     /// Notes the start of a request.
-    pub fn begins(&self) {
+    pub fn begin_request(&self) {
         self.body_bytes.store(0, Relaxed);
         self.body_waited.store(0, Relaxed);
-        self.enters(Phase::Busy);
+        self.enter(Phase::Busy);
     }
 
     /// Notes that bytes were transferred, so that a wait for them begins anew.
-    pub fn moves(&self) {
+    pub fn mark_moving(&self) {
         self.since.store(clock::now(), Relaxed);
         self.is_late.store(false, Relaxed);
     }
@@ -234,7 +234,7 @@ impl Client {
     }
 
     /// Notes that the client has closed its side, so that nobody waits for the answer.
-    pub fn leaves(&self) {
+    pub fn mark_left(&self) {
         self.has_left.store(true, Relaxed);
         self.wake();
     }
@@ -263,7 +263,7 @@ impl Client {
         self.since.load(Relaxed)
     }
 
-    pub fn is_driven_by(&self, waker: &Waker) {
+    pub fn set_waker(&self, waker: &Waker) {
         self.task.get_or_init(|| waker.clone());
     }
 

@@ -44,9 +44,9 @@ impl ClientIo {
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.unsent.are_sent(sent);
-            self.client.takes(sent);
-            self.client.leaves_unread(self.unsent.len());
+            self.unsent.advance(sent);
+            self.client.count_taken(sent);
+            self.client.set_unread(self.unsent.len());
         }
         Poll::Ready(Ok(()))
     }
@@ -61,16 +61,16 @@ impl ClientIo {
         if self.poll_unsent(cx)?.is_ready() {
             let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
             if let Poll::Ready(written) = written {
-                self.client.takes(*written.as_ref().unwrap_or(&0));
+                self.client.count_taken(*written.as_ref().unwrap_or(&0));
                 return Poll::Ready(written);
             }
         }
-        self.client.falls_behind();
+        self.client.mark_behind();
         let held = match self.holds() {
             true => self.unsent.take_in(bufs),
             false => 0,
         };
-        self.client.leaves_unread(self.unsent.len());
+        self.client.set_unread(self.unsent.len());
         match held {
             0 => Poll::Pending,
             held => Poll::Ready(Ok(held)),
@@ -115,7 +115,7 @@ impl AsyncRead for ClientIo {
         let outcome = Pin::new(&mut self.stream).poll_read(cx, buf);
         if buf.filled().len() > before {
             match self.client.phase() {
-                Phase::Idle => self.client.enters(Phase::Head),
+                Phase::Idle => self.client.enter(Phase::Head),
                 // A head must be complete in its time, however many bytes of it have come. The reader of a body counts
                 // its bytes.
                 Phase::Head | Phase::Body | Phase::Busy | Phase::Answer => {}
@@ -159,10 +159,10 @@ impl AsyncWrite for ClientIo {
         // hyper calls it when it has nothing more to write.
         if self.poll_unsent(cx)?.is_ready() && Pin::new(&mut self.stream).poll_flush(cx)?.is_ready()
         {
-            self.client.catches_up();
+            self.client.mark_caught_up();
             return Poll::Ready(Ok(()));
         }
-        self.client.falls_behind();
+        self.client.mark_behind();
         // hyper would read no more of the answer before all of this is sent. It calls again in each turn.
         match self.holds() {
             true => Poll::Ready(Ok(())),

@@ -95,7 +95,7 @@ impl Clients {
             client.look_over(look, limits.of(phase).filter(|_| !is_behind || !is_between));
             // One that has left may not have been dropped yet.
             if !client.has_left()
-                && let Some(lag) = client.lags(look, limits.stall)
+                && let Some(lag) = client.lag(look, limits.stall)
             {
                 cut += 1;
                 let Lag {
@@ -108,13 +108,13 @@ impl Clients {
                     "a client takes its answer too slowly, and is cut"
                 );
                 client.cut();
-                client.leaves();
+                client.mark_left();
             } else if is_behind || matches!(phase, Phase::Busy | Phase::Answer) {
                 waiting.push(client);
                 sockets.push(*socket);
             }
         }
-        hangups::find(&sockets, |position| waiting[position].leaves());
+        hangups::find(&sockets, |position| waiting[position].mark_left());
         cut
     }
 
@@ -175,7 +175,7 @@ mod tests {
         let entry = clients.enter(socket.as_raw_fd(), peer);
         let client = &entry.client;
         let start = client.since();
-        client.falls_behind();
+        client.mark_behind();
         let mut look = LaneClock::default();
         let mut cut_at = |now| {
             look = look.next(now);
@@ -186,9 +186,9 @@ mod tests {
         assert_eq!((1..=8).map(|tick| cut_at(start + tick)).sum::<u64>(), 0);
         // Its time without a request has not begun.
         assert!(client.is_slow() && !client.is_late());
-        client.catches_up();
+        client.mark_caught_up();
         assert_eq!((cut_at(start + 9), client.is_slow()), (0, false));
-        client.falls_behind();
+        client.mark_behind();
         assert_eq!((10..=40).map(|tick| cut_at(start + tick)).sum::<u64>(), 1);
         assert!(client.has_left());
     }

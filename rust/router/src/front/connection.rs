@@ -188,7 +188,7 @@ async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer
     let mut http = pin!(http.serve_connection(io, service).with_upgrades());
     let mut is_leaving = false;
     poll_fn(|cx| {
-        client.is_driven_by(cx.waker());
+        client.set_waker(cx.waker());
         if client.has_left() {
             return Poll::Ready(());
         }
@@ -242,7 +242,7 @@ async fn respond(
     peer: SocketAddr,
     mut request: Request<Incoming>,
 ) -> Result<Response<ReplyBody>, Infallible> {
-    client.begins();
+    client.begin_request();
     forwarding::strike_named(request.headers_mut());
     let Acceptor { front, lane, .. } = acceptor;
     let id = gate::identify(&front.gate, &acceptor.request_ids, &mut request);
@@ -259,7 +259,7 @@ async fn respond(
         Some(reply) => reply,
         None => route(front, lane, &mut record, request).await,
     };
-    record.answers(&mut reply);
+    record.begin_answer(&mut reply);
     if let Some(origin) = origin {
         cors::allow(origin, &mut reply);
     }
@@ -321,7 +321,7 @@ async fn route(
         return reply;
     }
     if let Some(tracer) = &lane.proxy.tracer {
-        record.is_traced(tracer, &mut request);
+        record.start_trace(tracer, &mut request);
     }
     if let Err(refusal) = lane.proxy.in_flight.has_room() {
         return refusal.reply(request);

@@ -66,7 +66,7 @@ impl Unsent {
     }
 
     /// Forgets this many of the first bytes, which were sent.
-    pub fn are_sent(&mut self, mut count: usize) {
+    pub fn advance(&mut self, mut count: usize) {
         self.len -= count;
         self.of_all.fetch_sub(count, Relaxed);
         while let Some(first) = self.pieces.front_mut() {
@@ -103,12 +103,12 @@ mod tests {
         );
         assert_eq!(unsent.take_in(&[IoSlice::new(b"fg")]), 2);
         assert_eq!(unsent.slices().len(), 2);
-        unsent.are_sent(1);
+        unsent.advance(1);
         assert_eq!(all(&unsent), b"bcdefg");
-        unsent.are_sent(5);
+        unsent.advance(5);
         assert_eq!((all(&unsent), unsent.len()), (b"g".to_vec(), 1));
         assert_eq!(of_all.load(Relaxed), 1);
-        unsent.are_sent(1);
+        unsent.advance(1);
         assert!(unsent.is_empty() && unsent.slices().is_empty());
         unsent.take_in(&[IoSlice::new(b"h")]);
         drop(unsent);
@@ -127,7 +127,7 @@ mod tests {
         of_all.store(MOST_OF_ALL - 2, Relaxed);
         assert_eq!(another.take_in(&[IoSlice::new(b"abc")]), 2);
         assert_eq!(another.take_in(&[IoSlice::new(b"c")]), 0);
-        another.are_sent(1);
+        another.advance(1);
         assert_eq!(another.take_in(&[IoSlice::new(b"c")]), 1);
     }
 }

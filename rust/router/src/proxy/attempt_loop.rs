@@ -72,7 +72,7 @@ pub async fn run(
     }
     let mut attempts = Attempts::new(lane, record.sees_urls);
     while let Some(worker) = attempts.choose(parts, text) {
-        record.tries(&worker);
+        record.begin_attempt(&worker);
         let load = LoadGuard::new(worker.clone());
         match attempt.send(&worker, &mut attempts).await {
             Outcome::Answered(response, upstream) => {

@@ -185,10 +185,10 @@ impl ReplyBody {
 
     /// Ends a worker's answer before it is whole. The request is over, but on an error hyper drops what it has not
     /// written yet, and it writes when there is nothing to read: so the client gets the error behind all the rest.
-    fn breaks_off(&mut self, end: End, error: BoxError, cx: &Context<'_>) {
-        self.record.ends(end);
-        self.record.leaves();
-        self.client.is_answered();
+    fn break_off(&mut self, end: End, error: BoxError, cx: &Context<'_>) {
+        self.record.set_end(end);
+        self.record.release();
+        self.client.mark_answered();
         self.payload = Payload::Broken(Some(error));
         cx.waker().wake_by_ref();
     }
@@ -196,10 +196,10 @@ impl ReplyBody {
 
 impl Drop for ReplyBody {
     fn drop(&mut self) {
-        self.client.is_answered();
-        self.client.enters(Phase::Idle);
+        self.client.mark_answered();
+        self.client.enter(Phase::Idle);
         if self.is_end_stream() || self.record.is_bodiless() {
-            self.record.ends(End::Complete);
+            self.record.set_end(End::Complete);
         }
     }
 }
@@ -219,20 +219,20 @@ impl Body for ReplyBody {
             Payload::Broken(error) => error.take().map(Err),
             Payload::Upstream(body) => match Pin::new(body).poll_frame(cx) {
                 Poll::Ready(Some(Err(error))) => {
-                    this.breaks_off(End::WorkerCut, error, cx);
+                    this.break_off(End::WorkerCut, error, cx);
                     return Poll::Pending;
                 }
                 Poll::Ready(frame) => {
-                    this.client.is_answered();
+                    this.client.mark_answered();
                     frame
                 }
                 Poll::Pending if this.client.phase() == Phase::Answer && this.client.is_late() => {
                     let why = "the worker sent nothing more in time";
-                    this.breaks_off(End::IdleTimeout, why.into(), cx);
+                    this.break_off(End::IdleTimeout, why.into(), cx);
                     return Poll::Pending;
                 }
                 Poll::Pending => {
-                    this.client.awaits_answer();
+                    this.client.await_answer();
                     return Poll::Pending;
                 }
             },
@@ -240,7 +240,7 @@ impl Body for ReplyBody {
         if let Some(Ok(frame)) = &frame {
             let bytes = frame.data_ref().map_or(0, Bytes::len);
             let is_last = this.is_end_stream();
-            this.record.passes(bytes, is_last);
+            this.record.count_sent(bytes, is_last);
         }
         Poll::Ready(frame)
     }

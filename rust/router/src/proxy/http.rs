@@ -58,7 +58,7 @@ pub async fn forward(
     };
     // Only once the body is read: a client that is slow to send must not keep others out.
     match lane.proxy.in_flight.enter().await {
-        Ok(permit) => record.enters(permit),
+        Ok(permit) => record.admit(permit),
         Err(refusal) => return refusal.into_reply(),
     }
     record.received = record.received.max(upload.read.len() as u64);

@@ -104,7 +104,7 @@ impl RequestRecord {
     }
 
     /// Puts the request into its trace, if it has one that is recorded.
-    pub fn is_traced(&mut self, tracer: &Tracer, request: &mut Request<Incoming>) {
+    pub fn start_trace(&mut self, tracer: &Tracer, request: &mut Request<Incoming>) {
         if let Some(context) = tracer.enter(request.headers_mut()) {
             let path = request.uri().path().to_owned();
             self.trace = Some(Box::new((*context, request.method().clone(), path)));
@@ -112,23 +112,23 @@ impl RequestRecord {
     }
 
     /// Notes that the request goes on to a worker, with a permit if their number is limited.
-    pub fn enters(&mut self, permit: Option<Permit>) {
+    pub fn admit(&mut self, permit: Option<Permit>) {
         self.in_flight = Some(InFlightGuard::new(self.lane.clone(), permit));
     }
 
     /// Notes that no worker has the request any more.
-    pub fn leaves(&mut self) {
+    pub fn release(&mut self) {
         self.in_flight = None;
     }
 
     /// Notes an attempt at this worker.
-    pub fn tries(&mut self, worker: &Arc<Worker>) {
+    pub fn begin_attempt(&mut self, worker: &Arc<Worker>) {
         self.attempts += 1;
         self.worker = Some(worker.clone());
     }
 
     /// Notes the head of the answer, and gives it the request's id.
-    pub fn answers(&mut self, reply: &mut Reply) {
+    pub fn begin_answer(&mut self, reply: &mut Reply) {
         self.status = reply.status().as_u16();
         self.is_from_worker = matches!(reply.body(), Payload::Upstream(_));
         self.id.settle(reply.headers().get(REQUEST_ID));
@@ -141,7 +141,7 @@ impl RequestRecord {
     }
 
     /// Notes bytes of the answer's body, and whether they are the last.
-    pub fn passes(&mut self, bytes: usize, is_last: bool) {
+    pub fn count_sent(&mut self, bytes: usize, is_last: bool) {
         self.sent += bytes as u64;
         if self.is_from_worker && self.ttfb.is_none() {
             let now = self.began.elapsed();
@@ -152,7 +152,7 @@ impl RequestRecord {
         }
     }
 
-    pub fn ends(&mut self, end: End) {
+    pub fn set_end(&mut self, end: End) {
         self.end = end;
         if self.version < Version::HTTP_11 && matches!(end, End::WorkerCut | End::IdleTimeout) {
             self.client.cut();

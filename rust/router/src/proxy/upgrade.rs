@@ -41,7 +41,7 @@ pub async fn forward(
     mut request: Request<Incoming>,
 ) -> Reply {
     match lane.proxy.in_flight.enter().await {
-        Ok(permit) => record.enters(permit),
+        Ok(permit) => record.admit(permit),
         Err(refusal) => return refusal.reply(request),
     }
     let client = hyper::upgrade::on(&mut request);
@@ -186,7 +186,7 @@ async fn relay(
         // An orderly end would make what the client has look whole.
         record.client.cut();
     }
-    record.ends(ended);
+    record.set_end(ended);
 }
 
 /// The two ends of an upgraded connection.

@@ -68,18 +68,18 @@ pub fn poll_client(
 ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
     match Pin::new(incoming).poll_frame(cx) {
         Poll::Pending if client.phase() == Phase::Body && client.is_late() => {
-            client.enters(Phase::Busy);
+            client.enter(Phase::Busy);
             Poll::Ready(Some(Err(BodyError::Stalled)))
         }
         Poll::Pending => {
-            client.stays_in(Phase::Body);
+            client.stay_in(Phase::Body);
             Poll::Pending
         }
         Poll::Ready(frame) => {
             if let Some(Ok(frame)) = &frame {
-                client.receives(frame.data_ref().map_or(0, Bytes::len), floor);
+                client.count_received(frame.data_ref().map_or(0, Bytes::len), floor);
             }
-            client.stays_in(Phase::Busy);
+            client.stay_in(Phase::Busy);
             Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Client)))
         }
     }
