@@ -7,8 +7,8 @@ use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request};
 
 use crate::base::headers::has_media_type;
+use crate::front::auth::AccessKeys;
 use crate::front::cross_site;
-use crate::front::gate::Gate;
 use crate::proxy::reply::{Reason, Refusal};
 use crate::upstream::forwarding::OF_PROXIES;
 
@@ -30,9 +30,13 @@ pub fn is_administrative(path: &str) -> bool {
 
 /// Admits a request that shows the admin key or, if there is no such key, a request from this machine, which shows a
 /// client's key if clients have any. A web page of another origin, or under a name that is not the router's, may change nothing even if it knows the key.
-pub fn allow(gate: &Gate, peer: SocketAddr, request: &Request<Incoming>) -> Result<(), Refusal> {
+pub fn allow(
+    keys: &AccessKeys,
+    own_names: &[String],
+    peer: SocketAddr,
+    request: &Request<Incoming>,
+) -> Result<(), Refusal> {
     let headers = request.headers();
-    let keys = &gate.keys;
     let has_key = keys.is_admin(headers);
     if keys.has_admin() && !has_key {
         return Err(match keys.owner(headers) {
@@ -72,7 +76,7 @@ pub fn allow(gate: &Gate, peer: SocketAddr, request: &Request<Incoming>) -> Resu
              --cors-allowed-origins",
         ));
     }
-    if !cross_site::names_this_router(headers, &gate.own_names) {
+    if !cross_site::names_this_router(headers, own_names) {
         return Err(Refusal::new(
             Reason::UnknownHost,
             "the Host header does not name this router: administer it by its address, or name it in \

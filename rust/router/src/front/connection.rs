@@ -42,7 +42,7 @@ use crate::proxy::body::ReplyBody;
 use crate::proxy::lane::{Lane, Open};
 use crate::proxy::record::RequestRecord;
 use crate::proxy::reply;
-use crate::proxy::reply::Reason;
+use crate::proxy::reply::{Reason, Refusal};
 use crate::upstream::forwarding;
 use crate::upstream::pool::SWEEP_INTERVAL;
 
@@ -323,8 +323,8 @@ async fn route(
     if let Some(tracer) = &lane.proxy.tracer {
         record.start_trace(tracer, &mut request);
     }
-    if let Err(refusal) = lane.proxy.in_flight.has_room() {
-        return refusal.reply(request);
+    if let Err(full) = lane.proxy.in_flight.has_room() {
+        return Refusal::from(full).reply(request);
     }
     // If the request has a body, its offer to upgrade is ignored, as it may be.
     if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {

@@ -98,10 +98,10 @@ pub fn authenticate(
     // A worker's key is not lent to those who need a key here and show none.
     let mut lends_key = true;
     // What workers count is for administrators, and asking all of them costs more than the router's own counts.
-    record.administers =
-        request.uri().path() == METRICS && access::allow(gate, record.peer, request).is_ok();
+    record.administers = request.uri().path() == METRICS
+        && access::allow(keys, &gate.own_names, record.peer, request).is_ok();
     if access::is_administrative(request.uri().path()) {
-        access::allow(gate, record.peer, request)?;
+        access::allow(keys, &gate.own_names, record.peer, request)?;
     } else if keys.are_needed() {
         match keys.owner(request.headers()).cloned() {
             Some(owner) => drop(request.headers_mut().insert(OWNER, owner)),

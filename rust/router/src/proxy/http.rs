@@ -20,7 +20,7 @@ use crate::proxy::attempt_loop::{self, Attempt, Outcome};
 use crate::proxy::attempts::Attempts;
 use crate::proxy::lane::Lane;
 use crate::proxy::record::RequestRecord;
-use crate::proxy::reply::{self, Reason, Reply};
+use crate::proxy::reply::{self, Reason, Refusal, Reply};
 use crate::proxy::upload::Upload;
 use crate::upstream::connection::is_exhaustion;
 use crate::upstream::forwarding;
@@ -59,7 +59,7 @@ pub async fn forward(
     // Only once the body is read: a client that is slow to send must not keep others out.
     match lane.proxy.in_flight.enter().await {
         Ok(permit) => record.admit(permit),
-        Err(refusal) => return refusal.into_reply(),
+        Err(full) => return Refusal::from(full).into_reply(),
     }
     record.received = record.received.max(upload.read.len() as u64);
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));

@@ -7,10 +7,11 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use crate::proxy::reply::{Reason, Refusal};
-
 /// Lets a request go to a worker. Dropping it gives it back.
 pub type Permit = OwnedSemaphorePermit;
+
+/// Why a request gets no permit.
+pub struct Full(pub String);
 
 /// The limit for all lanes together. Waiting requests get their turn in the order in which they came.
 pub struct InFlight {
@@ -39,7 +40,7 @@ impl InFlight {
     }
 
     /// An error if a request would be refused a permit now.
-    pub fn has_room(&self) -> Result<(), Refusal> {
+    pub fn has_room(&self) -> Result<(), Full> {
         let is_full = self
             .permits
             .as_ref()
@@ -50,16 +51,16 @@ impl InFlight {
         }
     }
 
-    fn full(&self) -> Refusal {
+    fn full(&self) -> Full {
         let what = match self.queue_size {
             0 => "which is the limit".to_owned(),
             size => format!("which is the limit, and {size} more are waiting"),
         };
-        refusal(format!("{} requests are in flight, {what}", self.limit))
+        Full(format!("{} requests are in flight, {what}", self.limit))
     }
 
     /// Takes a permit, or waits for one; None if their number is not limited.
-    pub async fn enter(&self) -> Result<Option<Permit>, Refusal> {
+    pub async fn enter(&self) -> Result<Option<Permit>, Full> {
         let Some(permits) = &self.permits else {
             return Ok(None);
         };
@@ -73,7 +74,7 @@ impl InFlight {
             Ok(permit) => Ok(Some(permit.expect("the semaphore is never closed"))),
             Err(_) => {
                 let (limit, waited) = (self.limit, self.queue_timeout.as_secs_f64());
-                Err(refusal(format!(
+                Err(Full(format!(
                     "{limit} requests are in flight, and none ended within {waited} s"
                 )))
             }
@@ -84,10 +85,6 @@ impl InFlight {
     pub fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }
-}
-
-fn refusal(message: String) -> Refusal {
-    Refusal::new(Reason::RateLimitExceeded, message)
 }
 
 /// Counts a request as waiting for as long as it lives.

@@ -4,7 +4,8 @@
 //!   change protocols. [`in_flight`] limits how many requests are at workers at once.
 //! - Both go through the [`attempt_loop`]. [`choice`] finds a worker; [`attempts`] decides what follows from an
 //!   attempt's outcome, within the [`retry_budget`].
-//! - A [`body`] brings the answer back; its end may tell [`usage`]. [`reply`] makes the router's own answers.
+//! - A [`body`] brings the answer back: a [`payload`] of a worker, whose end may say the [`usage`], or a [`reply`] of the
+//!   router's own.
 //! - The [`record`] collects what metrics and the access log say of a request.
 //! - All of it runs on a [`lane`].
 
@@ -15,6 +16,7 @@ pub mod choice;
 pub mod http;
 pub mod in_flight;
 pub mod lane;
+pub mod payload;
 pub mod pieces;
 pub mod record;
 pub mod reply;

@@ -17,9 +17,9 @@ use crate::base::request_id::RequestId;
 use crate::base::route::Route;
 use crate::base::tracing_context::{Context, Span, Tracer};
 use crate::fleet::worker::Worker;
-use crate::proxy::body::Payload;
 use crate::proxy::in_flight::Permit;
 use crate::proxy::lane::Lane;
+use crate::proxy::payload::Payload;
 use crate::proxy::reply::{Reply, Why};
 
 /// The status in metrics and logs of a request whose client did not wait for one.

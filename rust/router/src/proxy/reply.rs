@@ -6,7 +6,8 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTH
 use hyper::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 
-use crate::proxy::body::Payload;
+use crate::proxy::in_flight::Full;
+use crate::proxy::payload::Payload;
 use crate::upstream::request_body::discard;
 
 pub type Reply = Response<Payload>;
@@ -168,6 +169,12 @@ impl Refusal {
             _ => {}
         }
         reply
+    }
+}
+
+impl From<Full> for Refusal {
+    fn from(Full(message): Full) -> Refusal {
+        Refusal::new(Reason::RateLimitExceeded, message)
     }
 }
 

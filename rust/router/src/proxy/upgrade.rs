@@ -25,10 +25,10 @@ use crate::fleet::pending_heads::Asked;
 use crate::fleet::worker::{LoadGuard, Worker};
 use crate::proxy::attempt_loop::{self, Attempt, Outcome, name_header};
 use crate::proxy::attempts::Attempts;
-use crate::proxy::body::Payload;
 use crate::proxy::lane::{Lane, Open};
+use crate::proxy::payload::Payload;
 use crate::proxy::record::RequestRecord;
-use crate::proxy::reply::Reply;
+use crate::proxy::reply::{Refusal, Reply};
 use crate::upstream::connection::{Begun, connect};
 use crate::upstream::forwarding;
 use crate::upstream::request_body::RequestBody;
@@ -42,7 +42,7 @@ pub async fn forward(
 ) -> Reply {
     match lane.proxy.in_flight.enter().await {
         Ok(permit) => record.admit(permit),
-        Err(refusal) => return refusal.reply(request),
+        Err(full) => return Refusal::from(full).reply(request),
     }
     let client = hyper::upgrade::on(&mut request);
     let (mut parts, _) = request.into_parts();
