@@ -16,7 +16,8 @@ use crate::mapping::{self, Mapping};
 use crate::memory::{Memory, Room};
 use crate::process::Process;
 use crate::records::{Credit, Records, TicketRecord};
-use crate::server::{self, Segments, Server};
+use crate::segments::{ARENA, Place, Segments};
+use crate::server::Server;
 use crate::ticket::TicketState;
 
 /// So many edges have address space and tickets for their full quota; more edges share these. The space is doubled,
@@ -27,17 +28,6 @@ const FAN_OUT: &str = "(fan-out)";
 
 /// Memory that was not used for so long goes back to the kernel.
 const IDLE: Duration = Duration::from_secs(10);
-
-/// Where a payload lies. With the arena's name, this is all that its reader must know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// 0 for the arena, otherwise the number of a segment that holds only this payload.
-    pub segment: u64,
-    pub offset: u64,
-    pub len: u64,
-    pub ticket: u32,
-    pub generation: u32,
-}
 
 /// What the sender tells the reader of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +158,7 @@ impl Arena {
         ArenaHeader::of(&mapping).kept.store(limit / 2, Relaxed);
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let segments = Segments::default();
-        lock(&segments).insert(server::ARENA, Arc::new(file));
+        lock(&segments).insert(ARENA, Arc::new(file));
         let state = Arc::new(ArenaState {
             memory: Arc::new(Memory::new(
                 mapping,

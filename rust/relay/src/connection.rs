@@ -17,7 +17,7 @@ use rustix::net::{
 use crate::credentials::PeerProcess;
 use crate::forks::Own;
 use crate::lock;
-use crate::server::ANSWER_LEN;
+use crate::segments::ANSWER_LEN;
 use crate::ticket::MAX_HOLDER;
 
 /// A sender answers in a thread of its own; one that takes longer is stopped or hopelessly overloaded.

@@ -1,6 +1,7 @@
 //! Keeps the relay in order across `fork`. A lock that another thread holds at that moment would never be released in
 //! the child; a connection that the child inherited would hide from a peer that this process has ended.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
@@ -12,7 +13,6 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::lock;
 use crate::process::Process;
-use crate::remotes::{self, Remotes};
 
 /// Files that must end with this process, although it may have children.
 static FILES: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
@@ -20,8 +20,15 @@ static FILES: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 /// has the number would then close. Set once forks are watched.
 static STAND_IN: OnceLock<OwnedFd> = OnceLock::new();
 
+/// Takes a lock and returns its guard.
+type Lock = fn() -> Box<dyn Any>;
+
+/// What else is locked while a thread forks: before the files, as everywhere.
+static HELD: Mutex<Option<Lock>> = Mutex::new(None);
+
 type Locks = (
-    MutexGuard<'static, Remotes>,
+    Option<Box<dyn Any>>,
+    MutexGuard<'static, Option<Lock>>,
     MutexGuard<'static, BTreeSet<RawFd>>,
 );
 
@@ -63,6 +70,12 @@ impl<F: AsFd> Drop for Own<F> {
     }
 }
 
+/// Has a lock taken before each fork, and let go of after it, in the child too: always the same, and before it is first
+/// locked.
+pub fn hold_while_forking(lock_it: Lock) {
+    lock(&HELD).get_or_insert(lock_it);
+}
+
 fn watch_forks() -> std::io::Result<()> {
     if STAND_IN.get().is_some() {
         return Ok(());
@@ -80,7 +93,9 @@ fn watch_forks() -> std::io::Result<()> {
 
 extern "C" fn before() {
     Process::this(); // The first call initializes it, which must not be half done in the child.
-    let locks = (remotes::all(), lock(&FILES));
+    let held = lock(&HELD);
+    let guard = held.map(|lock_it| lock_it());
+    let locks = (guard, held, lock(&FILES));
     LOCKS.with_borrow_mut(|held| *held = Some(locks));
 }
 
@@ -89,7 +104,7 @@ extern "C" fn after() {
 }
 
 extern "C" fn after_in_child() {
-    let Some((remotes, mut files)) = LOCKS.take() else {
+    let Some((guard, held, mut files)) = LOCKS.take() else {
         return;
     };
     if let Some(stand_in) = STAND_IN.get() {
@@ -99,5 +114,5 @@ extern "C" fn after_in_child() {
         }
     }
     files.clear();
-    drop((remotes, files));
+    drop((guard, held, files));
 }

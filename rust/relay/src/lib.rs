@@ -30,19 +30,21 @@ mod private_view;
 mod process;
 mod records;
 mod remotes;
+mod segments;
 mod server;
+mod space;
 mod ticket;
 mod write_tracker;
 
-pub use arena::{
-    AllocateError, Announcement, Arena, FanoutRoom, Full, Grant, OutstandingPayload, Place,
-};
+pub use arena::{AllocateError, Announcement, Arena, FanoutRoom, Full, Grant, OutstandingPayload};
 pub use checksum::checksum;
 pub use extents::{Extent, Extents};
 pub use ledger::{Edge, Ledger};
 pub use mapping::Mapping;
 pub use memory::Room;
-pub use peer::{Access, Lease, OpenError, open, try_open};
+pub use peer::{Access, Lease, OpenError};
+pub use remotes::{open, try_open};
+pub use segments::Place;
 pub use ticket::TicketState;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

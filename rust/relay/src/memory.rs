@@ -8,44 +8,14 @@ use std::time::Duration;
 use crate::bitmap::Bitmap;
 use crate::extents::{Extent, Extents};
 use crate::header::ArenaHeader;
+use crate::lock;
 use crate::mapping::{self, Mapping};
 use crate::pages::Pages;
-use crate::server::Segments;
-use crate::{lock, server};
+use crate::segments::{ARENA, Segments};
+use crate::space::{Class, MARGIN, Ranges, SLOT_WORDS, SMALLEST, Space};
 
-/// A slot's size is a power of two from 16 KiB to 16 MiB plus a page: tensors tend to be powers of two, and the rest of
-/// a payload is small.
-const SMALLEST: u32 = 14;
-const CLASSES: usize = 11;
-const MARGIN: u64 = 4096;
-/// At most so many words of slots of each size. Payloads beyond that get ranges.
-const SLOT_WORDS: usize = 16;
 /// Bytes that are cut into slots at once.
 const CUT: u64 = 1 << 20;
-
-/// Slots of one size, taken and put back without a lock.
-struct Class {
-    size: u64,
-    free: Bitmap<SLOT_WORDS>,
-    /// Where each slot starts; written before the slot is first put into `free`.
-    starts: Box<[AtomicU64]>,
-}
-
-/// State that only large payloads and the cutting of new slots need. It has a lock: a large copy takes milliseconds,
-/// and slots stay cut.
-pub struct Ranges {
-    pub extents: Extents,
-    /// Numbers of each class that no slot has now, the lowest last.
-    unused: [Vec<u32>; CLASSES],
-}
-
-/// Which of an arena's memory is free.
-pub struct Space {
-    classes: [Class; CLASSES],
-    pub ranges: Mutex<Ranges>,
-    /// Bytes of all rooms so far.
-    pub written: AtomicU64,
-}
 
 /// The memory of an arena, as its owner sees it.
 pub struct Memory {
@@ -97,7 +67,7 @@ impl Memory {
         Ok(Self {
             limit,
             segments,
-            next_segment: AtomicU64::new(server::ARENA + 1),
+            next_segment: AtomicU64::new(ARENA + 1),
             pages: Pages::start(mapping.clone(), capacity, space.clone(), idle)?,
             space,
             mapping,
@@ -198,33 +168,12 @@ impl Memory {
     }
 }
 
-impl Space {
-    /// Bytes in unused slots.
-    fn idle(&self) -> u64 {
-        let free = |class: &Class| class.free.len() as u64 * class.size;
-        self.classes.iter().map(free).sum()
-    }
-
-    pub fn give_up_slots(&self, ranges: &mut Ranges) {
-        for (class, unused) in self.classes.iter().zip(&mut ranges.unused) {
-            while let Some(number) = class.free.take() {
-                ranges.extents.release(Extent {
-                    start: class.starts[number as usize].load(Relaxed),
-                    len: class.size,
-                });
-                unused.push(number);
-            }
-            unused.sort_unstable_by(|a, b| b.cmp(a));
-        }
-    }
-}
-
 impl Room {
     /// 0 for the arena, otherwise the number of the room's own segment.
     pub fn segment(&self) -> u64 {
         match self.home {
             Home::Segment { number, .. } => number,
-            _ => server::ARENA,
+            _ => ARENA,
         }
     }
 
@@ -317,12 +266,12 @@ mod tests {
         let memory = memory(8 * MIB);
         let all = memory.room(8 * MIB).unwrap();
         let own = memory.room(MIB).unwrap();
-        assert_eq!(all.segment(), server::ARENA);
-        assert_ne!(own.segment(), server::ARENA);
+        assert_eq!(all.segment(), ARENA);
+        assert_ne!(own.segment(), ARENA);
         // SAFETY: the room is ours and that long.
         unsafe { own.ready().write_bytes(1, MIB as usize) };
         drop((all, own));
-        assert_eq!(memory.room(MIB).unwrap().segment(), server::ARENA);
+        assert_eq!(memory.room(MIB).unwrap().segment(), ARENA);
         assert!(lock(&memory.segments).is_empty());
     }
 

@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use crate::header::ArenaHeader;
 use crate::lock;
 use crate::mapping::Mapping;
-use crate::memory::Space;
 use crate::process::Process;
+use crate::space::Space;
 
 /// Bytes present ahead of use: at least, and at most.
 const FIRST: u64 = 4 << 20;

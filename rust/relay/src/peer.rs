@@ -8,14 +8,13 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use rustix::io::Errno;
 
-use crate::arena::Place;
 use crate::connection::Connection;
 use crate::header::{ArenaHeader, TICKETS};
 use crate::mapping::Mapping;
 use crate::private_view::PrivateView;
 use crate::process::Process;
+use crate::segments::{ARENA, Place};
 use crate::ticket::TicketState;
-use crate::{remotes, server};
 
 /// Why a place cannot be read.
 #[derive(Debug)]
@@ -62,6 +61,8 @@ pub struct Remote {
     /// The file that `mapping` maps.
     file: OwnedFd,
     event: OwnedFd,
+    /// Has this process's thread look at its arenas.
+    look: Arc<OwnedFd>,
     pub connection: Connection,
     /// Bytes at the start of the data whose pages are in this process's page table, or are about to be.
     entered: AtomicU64,
@@ -70,9 +71,10 @@ pub struct Remote {
 }
 
 impl Remote {
-    pub fn connect(name: &str) -> std::io::Result<Self> {
+    /// Maps the arena of that name. `look` is signalled when the arena has grown.
+    pub fn connect(name: &str, look: Arc<OwnedFd>) -> std::io::Result<Self> {
         let connection = Connection::connect(name)?;
-        let (number, mut files) = connection.ask(server::ARENA)?;
+        let (number, mut files) = connection.ask(ARENA)?;
         let (Some(event), Some(file)) = (files.pop(), files.pop()) else {
             return Err(std::io::Error::other("it sent no memory"));
         };
@@ -89,6 +91,7 @@ impl Remote {
             mapping,
             file,
             event,
+            look,
             connection,
             entered: AtomicU64::new(0),
             private: Default::default(),
@@ -122,22 +125,9 @@ pub enum Access {
     CopyOnWrite,
 }
 
-/// Takes the ticket of a place that a sender announced. May wait for the sender, for a few seconds.
-pub fn open(name: &str, place: &Place, access: Access) -> Result<Lease, OpenError> {
-    let remote = remotes::get(name).map_err(OpenError::Unreachable)?;
-    remote.open(place, access)
-}
-
-/// Takes the ticket without waiting. `None` if the sender must be asked for memory first; call [`open`] then.
-pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Lease>, OpenError> {
-    match remotes::find(name) {
-        Some(remote) if place.segment == server::ARENA => remote.open(place, access).map(Some),
-        _ => Ok(None),
-    }
-}
-
 impl Remote {
-    fn open(self: Arc<Self>, place: &Place, access: Access) -> Result<Lease, OpenError> {
+    /// Takes the ticket of a place. Waits for the sender only if the payload has a segment of its own.
+    pub fn open(self: Arc<Self>, place: &Place, access: Access) -> Result<Lease, OpenError> {
         if place.ticket as usize >= TICKETS {
             return Err(OpenError::Malformed);
         }
@@ -147,7 +137,7 @@ impl Remote {
         };
         let (ticket, generation) = (place.ticket as usize, place.generation);
         let segment = match place.segment {
-            server::ARENA => None,
+            ARENA => None,
             // Asked for before the ticket is taken: a taken ticket is spent even if this fails.
             number => Some(self.segment(number, ticket, generation)?),
         };
@@ -186,7 +176,7 @@ impl Remote {
             lease.mapping = view.mapping.clone();
             lease.private_view = Some(number);
             if wanted {
-                remotes::wake();
+                lease.remote.wake();
             }
         } else if access == Access::CopyOnWrite {
             let (mapping, start) = Mapping::private(file, start, len).map_err(unreachable)?;
@@ -202,7 +192,7 @@ impl Remote {
             lease.remote.signal();
         }
         if header.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
-            remotes::wake();
+            lease.remote.wake();
         }
         Ok(lease)
     }
@@ -255,6 +245,11 @@ impl Remote {
     fn private_view(&self, number: usize) -> Option<&PrivateView> {
         let make = || PrivateView::new(&self.file, self.mapping.len());
         self.private[number].get_or_init(make).as_ref()
+    }
+
+    /// Has pages entered that the sender has provided.
+    fn wake(&self) {
+        let _ = rustix::io::write(&self.look, &1u64.to_ne_bytes());
     }
 
     /// Tells the waiting sender that a ticket changed.

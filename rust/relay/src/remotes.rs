@@ -1,85 +1,97 @@
 //! The arenas of other processes that this process has mapped, and the thread that notices when their senders end and
 //! enters their pages before they are read.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Release},
+};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 
-use crate::peer::Remote;
+use crate::peer::{Access, Lease, OpenError, Remote};
 use crate::process::Process;
-use crate::{lock, report};
+use crate::segments::{ARENA, Place};
+use crate::{forks, lock, report};
 
 /// The result of a connection attempt that several threads may wait for.
 type Connected = OnceLock<std::result::Result<Arc<Remote>, (ErrorKind, String)>>;
 
 /// Its lock is never held during a call that waits for another process.
-#[derive(Default)]
-pub struct Remotes {
+struct Remotes {
     /// The process that mapped them; a forked child begins with none.
     owner: Option<Process>,
     /// All mapped arenas by name, also those whose sender is gone while a lease holds them.
-    known: HashMap<String, Weak<Remote>>,
+    known: BTreeMap<String, Weak<Remote>>,
     /// Senders that are being connected to, each by the first thread that asked.
-    connecting: HashMap<String, Arc<Connected>>,
+    connecting: BTreeMap<String, Arc<Connected>>,
     /// Arenas whose sender lives; they stay mapped for its next payloads.
     alive: Vec<Arc<Remote>>,
     /// Wakes the watching thread, once there is one.
     wake: Option<Arc<OwnedFd>>,
 }
 
-static REMOTES: LazyLock<Mutex<Remotes>> = LazyLock::new(Mutex::default);
+static REMOTES: Mutex<Remotes> = Mutex::new(Remotes::new(None));
 
 /// Time until the watching thread tries again after an error that is not expected to last.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// All arenas, locked; of a forked child those of its parent, until it uses one.
-pub fn all() -> MutexGuard<'static, Remotes> {
-    lock(&REMOTES)
-}
-
 /// The arenas of this process, locked.
 fn own() -> MutexGuard<'static, Remotes> {
-    let mut remotes = all();
+    static IS_HELD: AtomicBool = AtomicBool::new(false);
+    if !IS_HELD.load(Acquire) {
+        forks::hold_while_forking(|| Box::new(lock(&REMOTES)));
+        IS_HELD.store(true, Release);
+    }
+    let mut remotes = lock(&REMOTES);
     let owner = Some(Process::this());
     if remotes.owner != owner {
-        *remotes = Remotes {
-            owner,
-            ..Remotes::default()
-        };
+        *remotes = Remotes::new(owner);
     }
     remotes
 }
 
 impl Remotes {
+    const fn new(owner: Option<Process>) -> Self {
+        Remotes {
+            owner,
+            known: BTreeMap::new(),
+            connecting: BTreeMap::new(),
+            alive: Vec::new(),
+            wake: None,
+        }
+    }
+
     fn find(&self, name: &str) -> Option<Arc<Remote>> {
         self.known.get(name).and_then(Weak::upgrade)
     }
 }
 
 /// The arena of that name if it is mapped already.
-pub fn find(name: &str) -> Option<Arc<Remote>> {
+fn find(name: &str) -> Option<Arc<Remote>> {
     own().find(name)
 }
 
 /// The arena of that name, mapped now if it was not before. Waits only for its sender.
-pub fn get(name: &str) -> Result<Arc<Remote>> {
+fn get(name: &str) -> Result<Arc<Remote>> {
     let mut remotes = own();
     if let Some(remote) = remotes.find(name) {
         return Ok(remote);
     }
-    if remotes.wake.is_none() {
-        remotes.wake = Some(watcher()?);
-    }
+    let wake = match &remotes.wake {
+        Some(wake) => wake.clone(),
+        None => remotes.wake.insert(watcher()?).clone(),
+    };
     let connecting = remotes.connecting.entry(name.to_owned()).or_default();
     let connecting = connecting.clone();
     drop(remotes);
 
-    let connect = || Remote::connect(name).map(Arc::new);
+    let connect = || Remote::connect(name, wake.clone()).map(Arc::new);
     let outcome = connecting.get_or_init(|| connect().map_err(|e| (e.kind(), e.to_string())));
 
     let mut remotes = own();
@@ -91,7 +103,7 @@ pub fn get(name: &str) -> Result<Arc<Remote>> {
             remotes.known.insert(name.to_owned(), weak);
             remotes.alive.push(remote.clone());
             drop(remotes);
-            wake();
+            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
         }
     }
     outcome
@@ -99,10 +111,21 @@ pub fn get(name: &str) -> Result<Arc<Remote>> {
         .map_err(|(kind, text)| Error::new(kind, text))
 }
 
-/// Has the watching thread look at all arenas, because one is new or has grown.
-pub fn wake() {
-    if let Some(wake) = &own().wake {
-        let _ = rustix::io::write(&**wake, &1u64.to_ne_bytes());
+/// Takes the ticket of a place that a sender announced. May wait for the sender, for a few seconds.
+pub fn open(name: &str, place: &Place, access: Access) -> std::result::Result<Lease, OpenError> {
+    let remote = get(name).map_err(OpenError::Unreachable)?;
+    remote.open(place, access)
+}
+
+/// Takes the ticket without waiting. `None` if the sender must be asked for memory first; call [`open`] then.
+pub fn try_open(
+    name: &str,
+    place: &Place,
+    access: Access,
+) -> std::result::Result<Option<Lease>, OpenError> {
+    match find(name) {
+        Some(remote) if place.segment == ARENA => remote.open(place, access).map(Some),
+        _ => Ok(None),
     }
 }
 

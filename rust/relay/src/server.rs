@@ -7,13 +7,12 @@
 //! The payloads that a peer holds come back only when its connection or its process ends: a peer that stops in the
 //! middle of a request, or does not read its answer, still has its views.
 
-use std::collections::HashMap;
 use std::io::{ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -22,11 +21,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::forks::Own;
 use crate::process::Process;
+use crate::segments::{ANSWER_LEN, ARENA, Segments};
 use crate::ticket::MAX_HOLDER;
 use crate::{credentials, lock, report};
-
-/// Files that peers may ask for, by number.
-pub type Segments = Arc<Mutex<HashMap<u64, Arc<OwnedFd>>>>;
 
 pub struct Server {
     owner: Process,
@@ -42,12 +39,6 @@ struct PeerConnection {
     request: [u8; 8],
     received: usize,
 }
-
-/// The number of the arena's own memory.
-pub const ARENA: u64 = 0;
-
-/// Bytes of an answer.
-pub const ANSWER_LEN: usize = 13;
 
 impl Server {
     /// Serves `segments` under the abstract address `name` until dropped. `joined(number, pid)` runs when a peer

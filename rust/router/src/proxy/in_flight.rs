@@ -11,7 +11,7 @@ use tokio::time::timeout;
 pub type Permit = OwnedSemaphorePermit;
 
 /// Why a request gets no permit.
-pub struct Full(pub String);
+pub struct NoPermit(pub String);
 
 /// The limit for all lanes together. Waiting requests get their turn in the order in which they came.
 pub struct InFlight {
@@ -40,7 +40,7 @@ impl InFlight {
     }
 
     /// An error if a request would be refused a permit now.
-    pub fn has_room(&self) -> Result<(), Full> {
+    pub fn has_room(&self) -> Result<(), NoPermit> {
         let is_full = self
             .permits
             .as_ref()
@@ -51,16 +51,16 @@ impl InFlight {
         }
     }
 
-    fn full(&self) -> Full {
+    fn full(&self) -> NoPermit {
         let what = match self.queue_size {
             0 => "which is the limit".to_owned(),
             size => format!("which is the limit, and {size} more are waiting"),
         };
-        Full(format!("{} requests are in flight, {what}", self.limit))
+        NoPermit(format!("{} requests are in flight, {what}", self.limit))
     }
 
     /// Takes a permit, or waits for one; None if their number is not limited.
-    pub async fn enter(&self) -> Result<Option<Permit>, Full> {
+    pub async fn enter(&self) -> Result<Option<Permit>, NoPermit> {
         let Some(permits) = &self.permits else {
             return Ok(None);
         };
@@ -74,7 +74,7 @@ impl InFlight {
             Ok(permit) => Ok(Some(permit.expect("the semaphore is never closed"))),
             Err(_) => {
                 let (limit, waited) = (self.limit, self.queue_timeout.as_secs_f64());
-                Err(Full(format!(
+                Err(NoPermit(format!(
                     "{limit} requests are in flight, and none ended within {waited} s"
                 )))
             }

@@ -6,7 +6,7 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTH
 use hyper::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 
-use crate::proxy::in_flight::Full;
+use crate::proxy::in_flight::NoPermit;
 use crate::proxy::payload::Payload;
 use crate::upstream::request_body::discard;
 
@@ -172,8 +172,8 @@ impl Refusal {
     }
 }
 
-impl From<Full> for Refusal {
-    fn from(Full(message): Full) -> Refusal {
+impl From<NoPermit> for Refusal {
+    fn from(NoPermit(message): NoPermit) -> Refusal {
         Refusal::new(Reason::RateLimitExceeded, message)
     }
 }
