@@ -166,6 +166,10 @@ build-gpu: $(GPU_VENV)/.core ## what a GPU needs, SGLang's kernels too, in an en
 test-kernels: build-gpu ## SGLang's kernels are compiled for an H100, without one; some minutes
 	$(GPU_PYTHON) -m pytest -m long tests/integration/test_sglang_kernels.py
 
+.PHONY: prove-gpu
+prove-gpu: build-gpu ## SGLang's kernels, its Triton ones too, are compiled for A100, L4, H100, B200 and RTX 5090; for a night
+	$(GPU_PYTHON) tests/gpu_proofs.py $(KINDS)
+
 .PHONY: test-gpu
 test-gpu: build-gpu ## what a GPU computes and shares, beside the CPU; without one, what can be told without it
 	$(GPU_PYTHON) benches/gpu/run.py --only tests codec engine serving device --minutes 60

@@ -1,0 +1,258 @@
+"""``make prove-gpu``: the kernels of SGLang's steps are compiled for every kind of GPU, without one.
+
+Its CUDA kernels, by nvcc, are also loaded. Its Triton kernels are called as a step calls them, with the
+published shapes of Qwen3-30B-A3B and of Qwen3-Omni's thinker and talker, and what they take of shared memory
+must fit the GPU. A GPU's column is made by a process of its own: SGLang keeps the first architecture it sees.
+
+python tests/gpu_proofs.py [KIND ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from sglang_omni import toolkit
+
+
+class Kind(NamedTuple):
+    """
+    Attributes:
+        device_name: As CUDA has it: SGLang's tuned tiles go by it.
+        shared_kib: The shared memory that a block may have.
+    """
+
+    capability: tuple[int, int]
+    device_name: str
+    shared_kib: int
+
+
+KINDS = {
+    "A100": Kind((8, 0), "NVIDIA A100-SXM4-80GB", 163),
+    "L4": Kind((8, 9), "NVIDIA L4", 99),
+    "H100": Kind((9, 0), "NVIDIA H100 80GB HBM3", 227),
+    "B200": Kind((10, 0), "NVIDIA B200", 227),
+    "RTX 5090": Kind((12, 0), "NVIDIA GeForce RTX 5090", 99),
+}
+# Of decode steps and of prompts: SGLang chooses tiles by them.
+_TOKENS = (1, 8, 64, 512, 8192)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--column", choices=KINDS, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.column:
+        print(json.dumps(column(KINDS[args.column])))
+        return 0
+    kinds = args.kinds or list(KINDS)
+    columns = {kind: in_a_process(kind) for kind in kinds}
+    names = list(dict.fromkeys(name for each in columns.values() for name in each))
+    print(f"| kernel | {' | '.join(kinds)} |\n|{' --- |' * (len(kinds) + 1)}")
+    for name in names:
+        print(f"| {name} | {' | '.join(columns[kind].get(name, '') for kind in kinds)} |")
+    return 1 if any("FAILED" in cell for each in columns.values() for cell in each.values()) else 0
+
+
+def in_a_process(kind: str) -> dict[str, str]:
+    """The cells of a column by their rows. Nothing that was compiled before is used."""
+    with tempfile.TemporaryDirectory() as kept:
+        folders = {name: f"{kept}/{name}" for name in ("SGLANG_JIT_CACHE_DIR", "TRITON_CACHE_DIR")}
+        done = subprocess.run(
+            [sys.executable, __file__, "--column", kind],
+            env={**os.environ, **folders},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    if done.returncode != 0:
+        return {"all": f"FAILED with status {done.returncode}"}
+    cells: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return cells
+
+
+def column(kind: Kind) -> dict[str, str]:
+    toolkit.provide()
+    from sglang_omni.engines.sglang import compat
+
+    # What needs no driver to load.
+    compat.prepare("cpu")
+    from sglang.kernels.jit.utils.arch import override_jit_cuda_arch
+
+    with override_jit_cuda_arch(*kind.capability):
+        return dict(cuda_kernels()) | dict(triton_kernels(kind))
+
+
+def cuda_kernels() -> Iterator[tuple[str, str]]:
+    import torch
+
+    from sglang_omni.engines.sglang.kernels import _modules
+    from sglang_omni.model_runner.config import DecoderConfig
+
+    qwen3 = DecoderConfig(
+        model_type="qwen3_moe",
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        rms_norm_eps=1e-6,
+        rope_theta=1e6,
+        qk_norm=True,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    )
+    # Llama's heads have 128 channels too, and those of small models 64.
+    small = replace(qwen3, head_dim=64, num_experts=0)
+    builds = {
+        f"{build.func.__name__.removeprefix('_jit_').removesuffix('_module')}{build.args}": build
+        for config in (qwen3, small)
+        for build in _modules(torch.bfloat16, config)
+    }
+    for name, build in builds.items():
+        yield f"CUDA: {name.replace('torch.', '')}", outcome(lambda build=build: build() and "compiled")
+
+
+def triton_kernels(kind: Kind) -> Iterator[tuple[str, str]]:
+    for heads, kv_heads, whose in ((32, 4, "thinker"), (16, 2, "talker")):
+        yield f"Triton: mrope, {whose}", fits(kind, lambda h=heads, k=kv_heads: mrope(h, k))
+    for shape, whose in (((2048, 768, 8), "thinker"), ((1024, 384, 6), "talker")):
+        yield f"Triton: experts, {whose}", fits(kind, lambda shape=shape: experts(kind, *shape))
+
+
+def mrope(heads: int, kv_heads: int) -> None:
+    import torch
+    from sglang.kernels.ops.attention.rotary_triton import triton_mrope_fused
+
+    queries, keys = (torch.empty(2, count * 128, dtype=torch.bfloat16) for count in (heads, kv_heads))
+    tables = torch.empty(4096, 128, dtype=torch.bfloat16)
+    positions = torch.zeros(3, 2, dtype=torch.int64)
+    triton_mrope_fused(
+        queries, keys, tables, positions, [24, 20, 20], 128, 128, True, False, True, axis_map=None
+    )
+
+
+def experts(kind: Kind, hidden: int, inner: int, top_k: int) -> None:
+    import torch
+    import triton.language as tl
+    from sglang.kernels.ops.moe.fused_moe_triton_kernels import invoke_fused_moe_kernel
+    from sglang.kernels.ops.moe.moe_align_small_numel import moe_align_small_numel
+    from sglang.srt.layers.moe.moe_runner.triton_utils import fused_moe_triton_config as tiles
+
+    tiles.get_device_name = lambda: kind.device_name
+    # Of SGLang's settings, which a server publishes, tiles depend on this one.
+    deterministic = SimpleNamespace(enable_deterministic_inference=False)
+    tiles.get_exec = lambda: SimpleNamespace(deterministic=deterministic)
+    up, down = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        for shape in ((128, 2 * inner, hidden), (128, hidden, inner))
+    )
+    for tokens in _TOKENS:
+        tile, (down_tile, _) = tiles.try_get_optimal_moe_config(
+            up.shape, down.shape, top_k, None, tokens, return_down_config=True
+        )
+        # As its caller does.
+        tile, down_tile = dict(tile), dict(down_tile or tile)
+        up_tma, down_tma = (each.pop("USE_TMA", False) for each in (tile, down_tile))
+        rows = tokens * top_k
+        numbers = {name: torch.empty(rows, dtype=torch.int32) for name in ("sorted", "experts")}
+        chosen = torch.zeros(tokens, top_k, dtype=torch.int32)
+        count = torch.empty(1, dtype=torch.int32)
+        if rows <= 64:
+            moe_align_small_numel(
+                chosen, 129, tile["BLOCK_SIZE_M"], numbers["sorted"], numbers["experts"], count
+            )
+        products = (
+            (up, tokens, False, top_k, tile, {"b_use_tma": up_tma, "c_sorted": down_tma}),
+            (down, rows, True, 1, down_tile, {"a_use_tma": down_tma, "b_use_tma": down_tma}),
+        )
+        for weights, given, weighted, each, its_tile, how in products:
+            invoke_fused_moe_kernel(
+                torch.empty(given, weights.shape[2], dtype=torch.bfloat16, device="meta"),
+                weights,
+                None,
+                torch.empty(tokens, top_k, weights.shape[1], dtype=torch.bfloat16, device="meta"),
+                *(None, None, None),
+                torch.ones(tokens, top_k),
+                chosen,
+                numbers["sorted"],
+                numbers["experts"],
+                count,
+                weighted,
+                each,
+                its_tile,
+                tl.bfloat16,
+                *(False, False, False, False, False),
+                **how,
+            )
+
+
+def outcome(work: Callable[[], str]) -> str:
+    try:
+        return work()
+    except Exception as failure:  # noqa: BLE001  the other rows are worth having
+        lines = [line for line in str(failure).splitlines() if "rror" in line]
+        return f"FAILED: {(lines or str(failure).splitlines() or [repr(failure)])[0].strip()[:80]}"
+
+
+def fits(kind: Kind, work: Callable[[], None]) -> str:
+    """The most shared memory that Triton kernels of ``work`` take, which are compiled and not launched."""
+    with compiling(kind.capability) as taken:
+        text = outcome(lambda: work() or "")
+    most = max(taken, default=0) / 1024
+    if text or not taken:
+        return text or "FAILED: nothing was compiled"
+    failed = "FAILED: " if most > kind.shared_kib else ""
+    return f"{failed}{most:.0f} of {kind.shared_kib} KiB, {len(taken)} kernels"
+
+
+@contextmanager
+def compiling(capability: tuple[int, int]) -> Iterator[list[int]]:
+    """In it, calls of Triton kernels compile them for a GPU; yields the bytes of shared memory of each."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    class Machine:
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    run, taken = JITFunction.run, {}
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+        taken[kernel.hash] = kernel.metadata.shared
+        return kernel
+
+    shared: list[int] = []
+    JITFunction.run = compiled
+    driver.set_active(Machine())
+    try:
+        yield shared
+    finally:
+        JITFunction.run = run
+        shared += taken.values()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
