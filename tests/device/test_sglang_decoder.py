@@ -183,7 +183,8 @@ def step(model: Any, asked: list[EngineRequest], *, extends: int = 0, strategy: 
         pool = SimpleNamespace(req_to_token=torch.zeros(ROWS + 1, 4096, dtype=torch.int32))
     sampler = OmniSampler([7, 8])
     scheduler = module.HoldingScheduler.__new__(module.HoldingScheduler)
-    scheduler._captures_all = False
+    # Thinker and talker need a step's tokens before the next one.
+    scheduler._captures_all = scheduler.enable_overlap = False
     scheduler.model_config = SimpleNamespace(vocab_size=model._config.vocab_size)
     scheduler.sampler, scheduler._decoder, scheduler._strategy = sampler, model, strategy
     scheduler._outbox, scheduler.req_to_token_pool = module.StateSink(), pool
@@ -191,7 +192,6 @@ def step(model: Any, asked: list[EngineRequest], *, extends: int = 0, strategy: 
         reqs=[
             SimpleNamespace(
                 request=request,
-                samples=True,
                 prefix_len=0,
                 extend_len=extends,
                 kv=SimpleNamespace(req_pool_idx=row + 1),
@@ -199,6 +199,7 @@ def step(model: Any, asked: list[EngineRequest], *, extends: int = 0, strategy: 
             for row, request in enumerate(asked)
         ],
         forward_mode=mode,
+        chunked_req=None,
         return_logprob=False,
         seq_lens_cpu=torch.full((ROWS,), 101),
     )
