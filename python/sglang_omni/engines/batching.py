@@ -153,7 +153,8 @@ class BatchBuilder:
     def _one_token_each(self, rows: _Rows, chunks: list[Chunk], decode: DecodeStep) -> ForwardBatch:
         """For a step of fixed shape, which CUDA graphs replay."""
         numbers = _Numbers()
-        step = numbers.add_rows(
+        update = decode.table.update(rows.pages)
+        packed = numbers.add_rows(
             decode.packed(
                 [
                     (
@@ -161,12 +162,17 @@ class BatchBuilder:
                         rows.slots[row],
                         chunk.request.num_computed + 1,
                         *(rows.positions[axis if self._mrope else 0][row] for axis in range(3)),
-                        *_padded(chunk.request.pages[: decode.max_pages], decode.max_pages),
+                        update.rows[row],
                     )
                     for row, chunk in enumerate(chunks)
                 ]
             )
-        ).of(numbers.upload(torch.int32, self._device))
+        )
+        places, pages = numbers.add(update.places), numbers.add(update.pages)
+        ints = numbers.upload(torch.int32, self._device)
+        if update.places:
+            decode.table.write(places.of(ints), pages.of(ints))
+        step = packed.of(ints)
         return ForwardBatch(
             token_ids=step[:, 0],
             positions=step[:, 3:6].t() if self._mrope else step[:, 3],

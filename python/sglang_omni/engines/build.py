@@ -121,7 +121,13 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     decode = None
     if not gathers:
         max_pages = min(num_pages, -(-context_length // page_size))
-        decode = DecodeStep(model, cache, max_pages=max_pages, captures=spec.captures_all)
+        decode = DecodeStep(
+            model,
+            cache,
+            max_sequences=options.max_running_requests,
+            max_pages=max_pages,
+            captures=spec.captures_all,
+        )
         recorder = recorder_for(device, cuda_graph=options.cuda_graph and tp.size == 1)
         if recorder is not None:
             decode.record_graphs(recorder, options.max_running_requests)

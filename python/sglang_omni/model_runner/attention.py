@@ -119,7 +119,8 @@ def paged_attention(queries: Tensor, keys: Tensor, values: Tensor, batch: PagedB
         batch.first_rows,
         batch.max_rows,
         batch.max_length,
-        window_size=(-1, 0),
+        # Nothing is behind a sequence's only row, and without a window its query heads are folded into rows.
+        window_size=(-1, -1) if batch.max_rows == 1 else (-1, 0),
         enable_gqa=True,
         seqused_k=batch.lengths,
         block_table=batch.pages,

@@ -84,8 +84,9 @@ class ForwardBatch(NamedTuple):
         logit_rows: (S,) int64, the rows whose next token is wanted; None for all rows.
         spans: The rows of each sequence, in the order of the rows.
         pages: The page numbers of each span's sequence, in order.
-        step: Set if all sequences have one new token each: (T, 6 + P) int32, one row for each token, of its
-            id, slot, length, positions on three axes, and P pages. Rows of no sequence may follow.
+        step: Set if all sequences have one new token each: (T, 7) int32, one row for each token, of its id,
+            slot, length, positions on three axes, and its row of the page table. Rows of no sequence may
+            follow.
     """
 
     token_ids: Tensor

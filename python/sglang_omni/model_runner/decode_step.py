@@ -13,27 +13,34 @@ from sglang_omni.model_runner.cuda_graphs import GraphedStep, Recorder, batch_si
 from sglang_omni.model_runner.decoder import Decoder
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.kv_cache import PagedKVCache
-
-# Columns of a row before its pages: token, slot, length, positions on three axes.
-_COLUMNS = 6
+from sglang_omni.model_runner.page_table import PageTable
 
 
 class DecodeStep:
     """A decoder's forward pass over one token of each sequence, as a function of two tensors.
 
     Args:
+        max_sequences: The most rows of a step.
         max_pages: The most pages of a sequence.
         captures: Whether to store the hidden states of the cache's ``capture_layer``.
 
     Attributes:
+        table: The pages of the sequences, which steps read.
         max_rows: Steps of up to so many rows are filled up to the next of ``BATCH_SIZES``, and replayed.
     """
 
     def __init__(
-        self, model: Decoder, cache: PagedKVCache, *, max_pages: int, captures: bool = False
+        self,
+        model: Decoder,
+        cache: PagedKVCache,
+        *,
+        max_sequences: int,
+        max_pages: int,
+        captures: bool = False,
     ) -> None:
-        self.max_pages = max_pages
+        self.table = PageTable(max_sequences, max_pages, cache.scratch.page, model.device)
         self.max_rows = 0
+        self._max_length = max_pages * cache.page_size
         self._model = model
         self._cache = cache
         self._captures = captures
@@ -56,19 +63,18 @@ class DecodeStep:
             self.max_rows = count
 
     def packed(self, rows: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """Rows (6 + max_pages,) of a step, and behind them as many of no sequence as fill its batch size."""
+        """Rows (7,) of a step, and behind them as many of no sequence as fill its batch size."""
         size = batch_size_for(len(rows)) if len(rows) <= self.max_rows else len(rows)
         return [*rows, *[self._no_sequence] * (size - len(rows))]
 
     @property
     def _no_sequence(self) -> list[int]:
-        page, slot = self._cache.scratch
-        return [0, slot, 1, 0, 0, 0, *[page] * self.max_pages]
+        return [0, self._cache.scratch.slot, 1, 0, 0, 0, self.table.no_sequence]
 
     def __call__(self, step: Tensor, hidden: Tensor) -> Tensor:
         """
         Args:
-            step: (B, 6 + max_pages) int32, rows as ``ForwardBatch.step`` has them.
+            step: (B, 7) int32, rows as ``ForwardBatch.step`` has them.
             hidden: (n, hidden_size), the first layer's input; n is at most B.
 
         Returns:
@@ -81,10 +87,10 @@ class DecodeStep:
 
     def _forward(self, step: Tensor, hidden: Tensor) -> tuple[Tensor]:
         """The step for B rows of input. Reads nothing on the host, and allocates by B alone."""
-        numbers = step[:, :_COLUMNS].t().to(torch.int64, memory_format=torch.contiguous_format)
+        numbers = step.t().to(torch.int64, memory_format=torch.contiguous_format)
         batch = ForwardBatch(
             token_ids=numbers[0],
-            positions=numbers[3:] if self._mrope else numbers[3],
+            positions=numbers[3:6] if self._mrope else numbers[3],
             slots=numbers[1],
             decode=(),
             prefill=(),
@@ -94,9 +100,9 @@ class DecodeStep:
             paged=PagedBatch(
                 first_rows=torch.arange(len(step) + 1, dtype=torch.int32, device=step.device),
                 lengths=step[:, 2].contiguous(),
-                pages=step[:, _COLUMNS:],
+                pages=self.table.rows.index_select(0, numbers[6]),
                 max_rows=1,
-                max_length=self.max_pages * self._cache.page_size,
+                max_length=self._max_length,
             ),
         )
         return (self._model.forward(hidden, batch, self._cache, capture=self._captures),)

@@ -19,6 +19,7 @@ from tiny_checkpoints import TinyCheckpoint
 
 from sglang_omni.engines import build
 from sglang_omni.model_runner import attention
+from sglang_omni.model_runner.batch import PagedBatch
 from sglang_omni.model_runner.config import DecoderConfig
 
 Make = Callable[..., TinyCheckpoint]
@@ -78,6 +79,22 @@ def test_a_refused_graph_is_told_and_done_without(
     assert [r.message for r in caplog.records if "CUDA graphs" in r.message] == [
         "the decoder's step is computed without CUDA graphs: operation not permitted when stream is capturing"
     ]
+
+
+def test_a_sequences_only_row_has_no_causal_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one, torch's kernel would not fold query heads into rows."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    asked = []
+
+    def varlen_attn(queries: torch.Tensor, *_: Any, window_size: Any, **__: Any) -> torch.Tensor:
+        asked.append(window_size)
+        return queries
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    some = torch.zeros(1)
+    for max_rows in (1, 2):
+        attention.paged_attention(some, some, some, PagedBatch(some, some, some, max_rows, 8))
+    assert asked == [(-1, -1), (-1, 0)]
 
 
 def why_not(dtype: torch.dtype = torch.bfloat16, page_size: int = 256, **shape: Any) -> str:
