@@ -10,7 +10,7 @@ from torch import Tensor
 from sglang_omni.model_runner import sampling
 from sglang_omni.model_runner.demands import TokenDemands
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import SamplingRow, next_tokens
+from sglang_omni.model_runner.sampling import Sampler, SamplingRow
 
 VOCAB = 152064
 ROWS = 16
@@ -26,11 +26,11 @@ def step(*demands: TokenDemands | None) -> Step:
     greedy = RequestSampling(temperature=0.0)
     rows = [SamplingRow(greedy, 0.5, None, demands[row % len(demands)]) for row in range(ROWS)]
     with fake_gpu():
-        none = torch.zeros(0, dtype=torch.long, device=DEVICE)
-        next_tokens(torch.zeros(ROWS, VOCAB, device=DEVICE), none, rows)
+        sampler = Sampler()
+        sampler.choose(torch.zeros(ROWS, VOCAB, device=DEVICE), rows)
         logits = torch.zeros(ROWS, VOCAB, device=DEVICE)
         with Step() as counted:
-            tokens, _ = next_tokens(logits, none, rows)
+            tokens = sampler.choose(logits, rows).tokens
         assert tokens.shape == (ROWS,)
     return counted
 

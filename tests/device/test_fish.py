@@ -20,8 +20,10 @@ from sglang_omni.engines.build import build_omni_engine
 from sglang_omni.engines.engine import OmniEngine
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.request import EngineRequest
+from sglang_omni.model_runner.draws import Drawn
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.runner import ModelRunner
+from sglang_omni.model_runner.sampling import Choice, Sampler
 from sglang_omni.models.fish_s2_pro.components import checkpoint as checkpoint_module
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint, Heads
 from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
@@ -103,8 +105,8 @@ def step(engine: OmniEngine) -> Step:
     return counted
 
 
-def greedily(logits: Tensor, rows: object) -> Tensor:
-    return logits.argmax(dim=-1)
+def greedily(sampler: Sampler, logits: Tensor, rows: object) -> Choice:
+    return Choice(Drawn(logits.argmax(dim=-1)))
 
 
 def test_greedy_frames(engine: OmniEngine) -> None:
@@ -122,7 +124,7 @@ def test_greedy_frames(engine: OmniEngine) -> None:
 def test_drawing_asks_nothing_of_the_host(engine: OmniEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     speak(engine, temperature=0.8)
     # The first codes are the sampler's matter.
-    monkeypatch.setattr("sglang_omni.model_runner.sampling.sample", greedily)
+    monkeypatch.setattr(Sampler, "choose", greedily)
     step(engine)
     frame = step(engine)
     assert frame.host_reads == 1
@@ -136,7 +138,7 @@ def test_drawing_asks_nothing_of_the_host(engine: OmniEngine, monkeypatch: pytes
 def test_a_frame_is_two_replays(
     engine: OmniEngine, recorder: CountingRecorder, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    monkeypatch.setattr("sglang_omni.model_runner.sampling.sample", greedily)
+    monkeypatch.setattr(Sampler, "choose", greedily)
     speak(engine, temperature)
     step(engine)
     before = len(recorder.replayed)

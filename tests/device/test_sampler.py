@@ -8,8 +8,9 @@ import pytest
 import torch
 from fake_cuda import DEVICE, Step, fake_gpu
 
+from sglang_omni.model_runner.penalties import TokenHistory
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory, sample
+from sglang_omni.model_runner.sampling import Sampler, SamplingRow
 
 # Qwen3-Omni's thinker.
 VOCAB = 152064
@@ -22,13 +23,14 @@ def step(*fields: dict[str, Any], num_rows: int = ROWS) -> Step:
     histories = [TokenHistory(VOCAB, range(100), []) if each.has_penalties else None for each in params]
     rows = [SamplingRow(each, 0.5, history) for each, history in zip(params, histories, strict=True)]
     with fake_gpu():
-        sample(torch.zeros(num_rows, VOCAB, device=DEVICE), rows)
+        sampler = Sampler()
+        sampler.choose(torch.zeros(num_rows, VOCAB, device=DEVICE), rows)
         for history in histories:
             if history is not None:
                 history.add(7)
         logits = torch.zeros(num_rows, VOCAB, device=DEVICE)
         with Step() as counted:
-            tokens = sample(logits, rows)
+            tokens = sampler.choose(logits, rows).tokens
         assert tokens.shape == (num_rows,)
         assert tokens.dtype == torch.int64
         assert tokens.device == torch.device(DEVICE)
@@ -67,6 +69,19 @@ def test_more_rows_cost_no_more_launches() -> None:
     assert step(*mixed, num_rows=60).launches == step(*mixed, num_rows=10).launches
 
 
-def test_all_tokens_are_sorted_only_if_the_likeliest_may_not_suffice() -> None:
-    assert step(FILTERED).launches["sort"] == 0
-    assert step(NUCLEUS).launches["topk"] == 0
+@pytest.mark.parametrize("fields", [FILTERED, NUCLEUS])
+@pytest.mark.parametrize("short", [False, True])
+def test_all_tokens_are_sorted_only_if_the_likeliest_did_not_suffice(
+    fields: dict[str, Any], short: bool
+) -> None:
+    """What tells so comes with the tokens: the host waits once, and again only if it is so."""
+    rows = [SamplingRow(RequestSampling.from_params(fields), 0.5)] * ROWS
+    with fake_gpu():
+        choice = Sampler().choose(torch.zeros(ROWS, VOCAB, device=DEVICE), rows)
+        with Step(value=int(short)) as counted:
+            choice.read()
+    assert counted.host_reads == 1 + short
+    assert counted.uploads == 0
+    assert counted.launches["sort"] == int(short)
+    assert counted.launches["topk"] == 0
+    assert (counted.num_launches > 0) is short

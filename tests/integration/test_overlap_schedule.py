@@ -14,6 +14,7 @@ from tiny_checkpoints import TinyCheckpoint
 
 from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.engines.options import DecoderSpec
+from sglang_omni.model_runner import draws
 
 Make = Callable[..., TinyCheckpoint]
 Build = Callable[..., Any]
@@ -96,6 +97,48 @@ def test_scores_and_ends_are_those_of_steps_one_by_one(build: Build) -> None:
                 assert request.prompt_scores.complete
         assert_empty(engine)
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_step_with_corrected_tokens_is_launched_again(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that were not drawn among enough are inputs of the next step already when that is found out."""
+
+    def drawn() -> list[EngineRequest]:
+        sampling = [
+            RequestSampling(temperature=0.9, top_p=0.97, seed=3, max_new_tokens=20),
+            RequestSampling(temperature=3.0, min_p=0.01, seed=4, max_new_tokens=30),
+            RequestSampling(temperature=0.5, top_k=3, seed=5, max_new_tokens=25),
+            RequestSampling(temperature=0.0, max_new_tokens=30),
+            RequestSampling(temperature=1.0, seed=6, max_new_tokens=10),
+        ]
+        return [
+            EngineRequest(str(number), prompt, each)
+            for number, (each, prompt) in enumerate(zip(sampling, prompts(7, [5, 40, 9, 20, 1]), strict=True))
+        ]
+
+    outcomes, again = [], 0
+    for overlap, candidates in ((False, 512), (False, 2), (True, 2)):
+        monkeypatch.setattr(draws, "CANDIDATES", candidates)
+        engine = build(overlap_schedule=overlap)
+        launch_again = engine.scheduler._launch_again
+
+        def counted(launch_again: Callable[[], None] = launch_again) -> None:
+            nonlocal again
+            again += 1
+            launch_again()
+
+        monkeypatch.setattr(engine.scheduler, "_launch_again", counted)
+        requests = drawn()
+        for request in requests:
+            engine.add(request)
+            engine.step()
+        finish(engine)
+        outcomes.append([(request.output_token_ids, request.finish_reason) for request in requests])
+        assert_empty(engine)
+    assert again > 5
+    assert outcomes[1] == outcomes[0]
+    assert outcomes[2] == outcomes[0]
 
 
 def test_a_step_is_launched_before_the_last_one_is_read(build: Build) -> None:

@@ -10,8 +10,9 @@ from typing import Literal, Protocol
 
 from sglang_omni.model_runner.demands import TokenDemands
 from sglang_omni.model_runner.grammar import GrammarState
+from sglang_omni.model_runner.penalties import TokenHistory
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import RepetitionRule, SamplingRow, TokenHistory
+from sglang_omni.model_runner.sampling import RepetitionRule, SamplingRow
 from sglang_omni.model_runner.sequence import RotaryPositions, SequenceState
 from sglang_omni.model_runner.token_scores import PromptScores
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,18 +16,30 @@ def has_filter(sampling: RequestSampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
+def top_k_of(sampling: RequestSampling, vocab_size: int) -> float:
+    """Infinite for no limit."""
+    return float(sampling.top_k) if 0 < sampling.top_k < vocab_size else math.inf
+
+
+def top_p_of(sampling: RequestSampling) -> float:
+    """Infinite for no limit: probabilities that are summed up may reach 1 before their last."""
+    return sampling.top_p if sampling.top_p < 1.0 else math.inf
+
+
 class Filters(NamedTuple):
-    """The parameters of S rows, (S, 1) each.
+    """The parameters of S rows, (S, 1) each. A row's result depends on its own alone.
 
     Attributes:
-        top_k: A number above that of the tokens for no limit.
+        top_k: As ``top_k_of``; None if no row has a limit.
+        top_p: As ``top_p_of``; None likewise.
+        min_p: None if it is 0 in all rows.
         first: True for rows of ``RequestSampling.filters_first``; None if there is none.
     """
 
     temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
     first: Tensor | None = None
 
     def seen(self, shifted: Tensor, scaled: Tensor) -> Tensor:
@@ -45,20 +58,34 @@ class Filters(NamedTuple):
             values: (S, width), the largest of the ``seen`` logits of each row, in descending order.
             log_total: (S, 1), the logarithm of the sum of all exponentials of these.
         """
-        width = values.shape[-1]
-        place = torch.arange(width, device=values.device)
-        inside_k = place < self.top_k
-        weights = torch.where(inside_k, (values - log_total).exp(), 0.0)
-        cumulative = weights.cumsum(dim=-1)
-        # As in transformers, top_p is a share of the probability that top_k left.
-        reached = torch.where(self.top_k <= width, weights.sum(-1, keepdim=True), 1.0)
-        inside_p = cumulative - weights < self.top_p * reached
-        if self.first is not None:
-            inside_p = torch.where(self.first, (cumulative <= self.top_p) | (place == 0), inside_p)
-        keep = inside_k & inside_p & (weights >= self.min_p * weights[:, :1])
+        weights = (values - log_total).exp()
+        place = torch.arange(values.shape[-1], device=values.device)
+        left_out: list[Tensor] = []
+        if self.top_k is not None:
+            outside = place >= self.top_k
+            weights.masked_fill_(outside, 0.0)
+            if self.first is not None:
+                left_out.append(outside)
+        if self.top_p is not None:
+            left_out.append(self._outside_p(self.top_p, weights, place))
+        if self.min_p is not None:
+            left_out.append(weights < self.min_p * weights[:, :1])
         if self.first is not None:
             weights = torch.where(self.first, (values / self.temperature).exp(), weights)
-        return torch.where(keep, weights, 0.0)
+        for outside in left_out:
+            weights.masked_fill_(outside, 0.0)
+        return weights
+
+    def _outside_p(self, top_p: Tensor, weights: Tensor, place: Tensor) -> Tensor:
+        cumulative = weights.cumsum(dim=-1)
+        limit = top_p
+        if self.top_k is not None:
+            # As in transformers, top_p is a share of the probability that top_k left.
+            limit = top_p * cumulative[:, -1:].masked_fill(self.top_k == math.inf, 1.0)
+        outside = cumulative - weights >= limit
+        if self.first is None:
+            return outside
+        return torch.where(self.first, (cumulative > top_p) & (place > 0), outside)
 
 
 def invert(weights: Tensor, uniforms: Tensor) -> Tensor:

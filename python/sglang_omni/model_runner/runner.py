@@ -11,7 +11,7 @@ from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.decoder import Decoder
 from sglang_omni.model_runner.kv_cache import PagedKVCache
-from sglang_omni.model_runner.sampling import SamplingRow, next_tokens
+from sglang_omni.model_runner.sampling import Sampler, SamplingRow
 from sglang_omni.model_runner.token_scores import PromptRows
 
 
@@ -37,7 +37,7 @@ class ModelRunner:
         self.model = model
         self.cache = cache
         self._decode = decode
-        self._suppressed = torch.tensor(suppress_token_ids, dtype=torch.long).to(model.device)
+        self._sampler = Sampler(suppress_token_ids)
 
     @torch.inference_mode()
     def execute(
@@ -75,10 +75,7 @@ class ModelRunner:
 
     def choose(self, hidden: Tensor, sampling: Sequence[SamplingRow]) -> list[int]:
         """The next tokens after ``hidden`` (S, hidden_size)."""
-        tokens, scores = next_tokens(self.model.logits(hidden), self._suppressed, sampling)
-        chosen: list[int] = tokens.tolist()
-        if scores is not None:
-            scores.deliver()
+        chosen: list[int] = self._sampler.choose(self.model.logits(hidden), sampling).read().tolist()
         return chosen
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import SamplingRow, sample
+from sglang_omni.model_runner.sampling import Sampler, SamplingRow
 from sglang_omni.models.frames.draws import draw_codes, draw_row
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -24,7 +24,7 @@ PLAIN = [RequestSampling(temperature=0.7), RequestSampling(temperature=0.0), Req
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("samplings", [FILTERED, PLAIN, FILTERED + PLAIN], ids=["filtered", "plain", "mixed"])
 def test_draws_are_the_samplers(device: str, samplings: list[RequestSampling]) -> None:
-    generator, chance = torch.Generator().manual_seed(3), random.Random(3)
+    generator, chance, sampler = torch.Generator().manual_seed(3), random.Random(3), Sampler()
     for _ in range(30):
         uniforms = [[chance.random() for _ in range(2)] for _ in samplings]
         uniforms[0][0] = 0.0
@@ -33,4 +33,4 @@ def test_draws_are_the_samplers(device: str, samplings: list[RequestSampling]) -
         for group in (1, 2):
             logits = torch.randn(len(samplings), 400, generator=generator) * 3
             rows = [SamplingRow(s, draws[group - 1]) for s, draws in zip(samplings, uniforms, strict=True)]
-            assert choose(logits.to(device), group).tolist() == sample(logits.clone(), rows).tolist()
+            assert choose(logits.to(device), group).tolist() == sampler.choose(logits, rows).read().tolist()

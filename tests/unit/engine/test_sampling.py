@@ -11,20 +11,18 @@ import torch
 from torch import Tensor
 
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.model_runner import sampling
+from sglang_omni.model_runner import draws
+from sglang_omni.model_runner.penalties import TokenHistory
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import (
-    RepetitionRule,
-    SamplingRow,
-    TokenHistory,
-    next_tokens,
-    sample,
-    sample_unread,
-)
+from sglang_omni.model_runner.sampling import RepetitionRule, Sampler, SamplingRow
 
 VOCAB = 40
 
-Sampler = Callable[[Tensor, Sequence[SamplingRow]], Tensor]
+Choose = Callable[[Tensor, Sequence[SamplingRow]], Tensor]
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow], suppressed: Sequence[int] = ()) -> Tensor:
+    return Sampler(suppressed).choose(logits, rows).read()
 
 
 def sample_on_gpu(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
@@ -32,15 +30,15 @@ def sample_on_gpu(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     on_gpu = logits.cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        tokens = sample(on_gpu, rows)
+        choice = Sampler().choose(on_gpu, rows)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     logits.copy_(on_gpu)
-    return tokens.cpu()
+    return choice.read()
 
 
-# What a GPU computes is tried on a CPU too.
-SAMPLERS: list[Sampler] = [sample, sample_unread, *([sample_on_gpu] if torch.cuda.is_available() else [])]
+SAMPLERS: list[Choose] = [sample, *([sample_on_gpu] if torch.cuda.is_available() else [])]
+every_device = pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 every_sampler = pytest.mark.parametrize("choose", SAMPLERS)
 
 
@@ -84,22 +82,22 @@ def expected(values: torch.Tensor, params: RequestSampling) -> torch.Tensor:
     ],
 )
 def test_distribution(
-    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], candidates: int, choose: Sampler
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], candidates: int, choose: Choose
 ) -> None:
-    monkeypatch.setattr(sampling, "CANDIDATES", candidates)
+    monkeypatch.setattr(draws, "CANDIDATES", candidates)
     params = RequestSampling.from_params(fields)
-    draws = 20_000
-    rows = [SamplingRow(params, (index + 0.5) / draws) for index in range(draws)]
+    count = 20_000
+    rows = [SamplingRow(params, (index + 0.5) / count) for index in range(count)]
 
-    tokens = choose(logits().repeat(draws, 1), rows)
+    tokens = choose(logits().repeat(count, 1), rows)
 
     # Evenly spread uniform numbers hit each token as often as it is likely, to within one draw.
-    shares = tokens.bincount(minlength=VOCAB) / draws
-    torch.testing.assert_close(shares, expected(logits(), params), atol=2 / draws, rtol=0)
+    shares = tokens.bincount(minlength=VOCAB) / count
+    torch.testing.assert_close(shares, expected(logits(), params), atol=2 / count, rtol=0)
 
 
 @every_sampler
-def test_rows_do_not_influence_one_another(choose: Sampler) -> None:
+def test_rows_do_not_influence_one_another(choose: Choose) -> None:
     params = [
         RequestSampling(temperature=0.0),
         RequestSampling(),
@@ -121,7 +119,7 @@ def test_rows_do_not_influence_one_another(choose: Sampler) -> None:
 
 
 @every_sampler
-def test_penalties(choose: Sampler) -> None:
+def test_penalties(choose: Choose) -> None:
     values = torch.zeros(1, VOCAB)
     values[0, :4] = torch.tensor([2.0, -1.0, 3.0, 1.0])
     history = TokenHistory(VOCAB, prompt=[0, 1], output=[2, 2])
@@ -135,8 +133,9 @@ def test_penalties(choose: Sampler) -> None:
     assert values[0, :4].tolist() == [1.0, -2.0, 1.5 - 0.5 - 2 * 0.25, 1.0]
 
 
-@pytest.mark.parametrize("choose", SAMPLERS[1:])
-def test_a_seed_means_the_same_everywhere(choose: Sampler) -> None:
+@every_device
+def test_a_seed_means_the_same_in_any_batch(device: str) -> None:
+    """One sampler for all steps chooses as a new one for each row alone."""
     vocab, steps = 3000, 30
     fields: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -147,47 +146,66 @@ def test_a_seed_means_the_same_everywhere(choose: Sampler) -> None:
         {"min_p": 0.02, "presence_penalty": 1.1},
         {"top_k": 2000},
     ]
+    asked = [RequestSampling.from_params(each) for each in fields]
+    prompt, output = [1, 2, 3], [7]
+    histories = [TokenHistory(vocab, prompt, output) for _ in fields]
+    outputs = [list(output) for _ in fields]
+    generator, uniforms, sampler = torch.Generator().manual_seed(5), random.Random(5), Sampler([4])
+    for step in range(steps):
+        # Requests come and go, so that a history is not always in the same row; two steps each have the same.
+        present = [index for index in range(len(fields)) if (step // 2 + index) % 3]
+        values = torch.randn(len(present), vocab, generator=generator) * 3
+        numbers = [uniforms.random() for _ in present]
+        rows = [
+            SamplingRow(asked[i], number, histories[i] if asked[i].has_penalties else None)
+            for i, number in zip(present, numbers, strict=True)
+        ]
 
-    def tokens(sampler: Sampler) -> list[list[int]]:
-        generator = torch.Generator().manual_seed(5)
-        uniforms = random.Random(5)
-        histories = [TokenHistory(vocab, [1, 2, 3], [7]) for _ in fields]
-        chosen: list[list[int]] = []
-        for step in range(steps):
-            # Requests come and go, so that a history is not always in the same row.
-            present = [index for index in range(len(fields)) if (step + index) % 3]
-            values = torch.randn(len(present), vocab, generator=generator) * 3
-            rows = [
-                SamplingRow(
-                    params := RequestSampling.from_params(fields[index]),
-                    uniforms.random(),
-                    histories[index] if params.has_penalties else None,
-                )
-                for index in present
-            ]
-            chosen.append(sampler(values, rows).tolist())
-            for index, token in zip(present, chosen[-1], strict=True):
-                histories[index].add(token)
-        return chosen
+        tokens = sampler.choose(values.to(device, copy=True), rows).read().tolist()
 
-    assert tokens(choose) == tokens(sample)
+        for position, (index, number) in enumerate(zip(present, numbers, strict=True)):
+            alone = SamplingRow(asked[index], number, TokenHistory(vocab, prompt, outputs[index]))
+            assert [tokens[position]] == sample(
+                values[position : position + 1].clone(), [alone], [4]
+            ).tolist()
+            histories[index].add(tokens[position])
+            outputs[index].append(tokens[position])
 
 
-def test_a_history_follows_its_tokens_on_any_path() -> None:
+def test_settings_stay_until_rows_change() -> None:
+    def settings(*rows: SamplingRow) -> tuple[object, object]:
+        sampler.choose(torch.zeros(len(rows), VOCAB), rows)
+        return sampler._draws, sampler._penalties
+
+    sampler = Sampler()
+    drawn = SamplingRow(RequestSampling(top_p=0.9), 0.5)
+    penalised = SamplingRow(RequestSampling(frequency_penalty=1.0), 0.5, TokenHistory(VOCAB, [], [3]))
+    first = settings(drawn, penalised)
+    assert settings(drawn._replace(uniform=0.1), penalised) == first
+    # Another request with the same parameters has a history of its own.
+    draws_of, penalties = settings(drawn, penalised._replace(history=TokenHistory(VOCAB, [], [3])))
+    assert draws_of is first[0]
+    assert penalties is not first[1]
+    assert settings(penalised, drawn)[0] is not first[0]
+
+
+def test_a_history_follows_its_tokens_in_any_batch() -> None:
     params = RequestSampling(temperature=0.0, frequency_penalty=1.0)
     one, other = (TokenHistory(VOCAB, [3], [5, 5]) for _ in range(2))
-    for token in (5, 8):
-        sample(torch.zeros(1, VOCAB), [SamplingRow(params, 0.0, one)])
-        sample_unread(torch.zeros(1, VOCAB), [SamplingRow(params, 0.0, other)])
-        one.add(token)
-        other.add(token)
-    for history, choose in ((one, sample), (other, sample_unread)):
-        choose(torch.zeros(1, VOCAB), [SamplingRow(params, 0.0, history)])
+    sampler = Sampler()
+    for together in (True, True, False, True):
+        for histories in [[one, other]] if together else [[one], [other]]:
+            rows = [SamplingRow(params, 0.0, history) for history in histories]
+            sampler.choose(torch.zeros(len(rows), VOCAB), rows)
+        one.add(5)
+        other.add(8)
+    sampler.choose(torch.zeros(2, VOCAB), [SamplingRow(params, 0.0, history) for history in (one, other)])
+    for history, counts in ((one, {5: 6.0}), (other, {5: 2.0, 8: 4.0})):
         assert history.counts is not None
         assert history.seen is not None
-        assert history.counts.nonzero().flatten().tolist() == [5, 8]
-        assert history.counts[[5, 8]].tolist() == [3.0, 1.0]
-        assert history.seen.nonzero().flatten().tolist() == [3, 5, 8]
+        assert history.counts.nonzero().flatten().tolist() == list(counts)
+        assert history.counts[list(counts)].tolist() == list(counts.values())
+        assert history.seen.nonzero().flatten().tolist() == [3, *counts]
 
 
 def test_a_token_that_repeats_a_recent_one_is_drawn_again() -> None:
@@ -199,15 +217,15 @@ def test_a_token_that_repeats_a_recent_one_is_drawn_again() -> None:
     best = int(values.argmax())
     outputs = [[best, 1, 2], [best, 1, 2, 3], [], [best]]
     again = RequestSampling(temperature=1.0, top_k=6, top_p=0.9)
-    second = 0
+    second, sampler = 0, Sampler()
     for _ in range(300):
         numbers = [(number.random(), number.random()) for _ in outputs]
         rows = [
             SamplingRow(params, first, redraw=rule.redraw(params, other, output))
             for (first, other), output in zip(numbers, outputs, strict=True)
         ]
-        tokens, _ = next_tokens(values.repeat(len(rows), 1), torch.tensor([], dtype=torch.long), rows)
-        for token, output, (first, other) in zip(tokens.tolist(), outputs, numbers, strict=True):
+        tokens = sampler.choose(values.repeat(len(rows), 1), rows).read().tolist()
+        for token, output, (first, other) in zip(tokens, outputs, numbers, strict=True):
             right = int(sample(values[None].clone(), [SamplingRow(params, first)]))
             if right in output[-3:]:
                 right = int(sample(values[None].clone(), [SamplingRow(again, other)]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,13 @@ import torch
 from fish_s2_oracle import authors, drawn
 from torch import Tensor
 
-from sglang_omni.model_runner import sampling
+from sglang_omni.model_runner import draws
 from sglang_omni.model_runner.filters import Filters
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.model_runner.sampling import SamplingRow, sample, sample_unread
+from sglang_omni.model_runner.sampling import Sampler, SamplingRow
 from sglang_omni.models.fish_s2_pro.components.dual_ar import FILTERS_FIRST
 from sglang_omni.models.frames.draws import draw_codes, draw_row
 
-Sampler = Callable[[Tensor, Sequence[SamplingRow]], Tensor]
 VOCAB = 700
 ASKED = [
     {"temperature": 0.8, "top_p": 0.8, "top_k": 30},
@@ -63,11 +61,8 @@ def test_kept_codes_and_their_probabilities(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("candidates", [16, 512])
-@pytest.mark.parametrize("choose", [sample, sample_unread])
-def test_draws_in_a_batch_with_others(
-    monkeypatch: pytest.MonkeyPatch, choose: Sampler, candidates: int
-) -> None:
-    monkeypatch.setattr(sampling, "CANDIDATES", candidates)
+def test_draws_in_a_batch_with_others(monkeypatch: pytest.MonkeyPatch, candidates: int) -> None:
+    monkeypatch.setattr(draws, "CANDIDATES", candidates)
     number = random.Random(2)
     others = [{"temperature": 0.7, "top_p": 0.8}, {"temperature": 0.0}, {"temperature": 1.3}, {"top_k": 40}]
     params = [fish(fields) for fields in ASKED] + [RequestSampling.from_params(fields) for fields in others]
@@ -76,12 +71,12 @@ def test_draws_in_a_batch_with_others(
         uniforms = [number.random() for _ in params]
         rows = [SamplingRow(p, u) for p, u in zip(params, uniforms, strict=True)]
 
-        tokens = choose(values.clone(), rows).tolist()
+        tokens = Sampler().choose(values.clone(), rows).read().tolist()
 
         for index, fields in enumerate(ASKED):
             assert tokens[index] == drawn(values[index], uniforms[index], **fields)
         # Rows of other models are drawn as without Fish's.
-        alone = choose(values[len(ASKED) :].clone(), rows[len(ASKED) :])
+        alone = Sampler().choose(values[len(ASKED) :].clone(), rows[len(ASKED) :]).read()
         assert tokens[len(ASKED) :] == alone.tolist()
 
 

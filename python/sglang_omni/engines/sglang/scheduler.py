@@ -34,8 +34,8 @@ from sglang_omni.engines.sglang.sampler import OmniSampler
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateSink
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.media import captures_due, rows_due
+from sglang_omni.model_runner.sampling import Choice, SamplingRow
 from sglang_omni.model_runner.sequence import SequenceSpan
-from sglang_omni.model_runner.token_scores import StepScores
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ class _Launched(NamedTuple):
 
     batch: ScheduleBatch
     result: Any
-    scores: StepScores | None
+    rows: Sequence[SamplingRow | None]
+    choice: Choice
 
 
 class HoldingScheduler(Scheduler):
@@ -77,7 +78,7 @@ class HoldingScheduler(Scheduler):
         # Each once, in order, until a step returns them.
         self._stepped: dict[ScheduledRequest, None] = {}
         super().__init__(runtime.server_args, runtime.port_args)
-        self.sampler = OmniSampler(spec.suppress_token_ids)
+        self.sampler = OmniSampler(spec.suppress_token_ids, launches_ahead=self.enable_overlap)
         self.tp_worker.model_runner.sampler = self.sampler
         # SGLang plans with what is in it: a request that ends with its next token is left out.
         self.result_queue: deque[_Launched] = deque()
@@ -244,22 +245,56 @@ class HoldingScheduler(Scheduler):
             self._apply_war_barrier()
             # Planning the next step changes the batch.
             batch = batch.copy()
-        self.result_queue.append(_Launched(batch, result, self.sampler.scores))
+        self.result_queue.append(_Launched(batch, result, self.sampler.rows, self.sampler.choice))
 
     def _read(self) -> None:
         """Waits for the tokens of the oldest step that was launched, and gives them to its requests."""
-        batch, result, scores = self.result_queue.popleft()
+        batch, result, _, choice = self.result_queue.popleft()
         for req in batch.reqs:
             req.took_token = False
         # With overlap, some may have ended since it was launched.
         self._stepped |= {req: None for req in batch.reqs if not req.finished()}
-        if scores is not None:
-            if self.enable_overlap:
-                result.copy_done.synchronize()
-            scores.deliver()
+        if self.enable_overlap:
+            result.copy_done.synchronize()
+            with self.forward_stream_ctx:
+                result.next_token_ids = choice.read()
         self.process_batch_result(batch, result)
         if batch.return_logprob:
             take_prompt_scores(batch)
+        if choice.corrected and self.enable_overlap:
+            self._correct_inputs(batch)
+
+    def _correct_inputs(self, batch: ScheduleBatch) -> None:
+        """Gives the requests of a step that was read their next input again, as its tokens were corrected."""
+        if self.result_queue and not self.result_queue[-1].batch.forward_mode.is_extend():
+            self._launch_again()
+            return
+        # Those that were launched since have read a piece of their prompt.
+        later = self.result_queue[-1].batch.reqs if self.result_queue else []
+        reqs = [req for req in batch.reqs if req not in later and req.output_ids and not req.finished()]
+        with self.forward_stream_ctx:
+            self._keep_tokens(reqs, [req.kv.req_pool_idx for req in reqs])
+
+    def _launch_again(self) -> None:
+        """Launches a step once more that was launched with tokens which then were corrected.
+
+        It writes the same places of the KV cache, and draws with the same random numbers.
+        """
+        batch, launched = self.last_batch, self.result_queue.pop()
+        assert batch is not None
+        with self.forward_stream_ctx:
+            self._keep_tokens(batch.reqs, batch.req_pool_indices_cpu.tolist())
+        self.sampler.rows = launched.rows
+        result = super().run_batch(batch)
+        self._apply_war_barrier()
+        self.result_queue.append(launched._replace(result=result, choice=self.sampler.choice))
+
+    def _keep_tokens(self, reqs: Sequence[ScheduledRequest], places: Sequence[int]) -> None:
+        """Writes the last tokens of requests where SGLang reads the inputs of their next step."""
+        # A request that was aborted may have none.
+        tokens = [req.output_ids[-1] if req.output_ids else 0 for req in reqs]
+        packed = to_device(torch.tensor([places, tokens], dtype=torch.long), torch.device(self.device))
+        self.future_map.stash_bonus_tokens(packed[0], packed[1])
 
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         vocab_size = self.model_config.vocab_size
@@ -285,8 +320,12 @@ class HoldingScheduler(Scheduler):
             decoder.inputs = None
             self._collect_captured(decoder, batch, spans)
         if not self.enable_overlap:
-            # The only time in a step that the host waits for the device. SGLang keeps the next step's input.
-            result.next_token_ids = result.next_token_ids.cpu()
+            choice = self.sampler.choice
+            # The only time in a step that the host waits for the device.
+            result.next_token_ids = choice.read()
+            if choice.corrected:
+                # SGLang has kept the next step's input.
+                self.future_map.stash_bonus_tokens(batch.req_pool_indices, choice.tokens)
         if decoder is not None and self._strategy is not None:
             self._feed_back(decoder, self._strategy, spans, result.next_token_ids.tolist())
         return result

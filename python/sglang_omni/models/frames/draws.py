@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.code_predictor import Choose
-from sglang_omni.model_runner.filters import Filters, has_filter, invert
+from sglang_omni.model_runner.filters import Filters, has_filter, invert, top_p_of
 from sglang_omni.model_runner.request_sampling import RequestSampling
 
 # Columns before a sequence's random numbers.
@@ -25,11 +25,11 @@ def draw_row(sampling: RequestSampling, uniforms: Sequence[float]) -> list[float
     # A temperature of 0 divides nothing.
     temperature = sampling.temperature or 1.0
     drawn, filtered = float(sampling.temperature > 0.0), float(has_filter(sampling))
-    return [temperature, sampling.top_p, sampling.min_p, top_k, drawn, filtered, *uniforms]
+    return [temperature, top_p_of(sampling), sampling.min_p, top_k, drawn, filtered, *uniforms]
 
 
 def draw_codes(rows: Tensor, *, filters_first: bool = False) -> Choose:
-    """Draws as ``model_runner.sampling.sample`` does with the same random numbers; penalties have no effect.
+    """Draws as ``model_runner.sampling.Sampler`` does with the same random numbers; penalties have no effect.
 
     Args:
         rows: (B, 6 + G - 1) float64, of each sequence by ``draw_row``, on the device of the logits.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.loader import load_component
-from sglang_omni.model_runner.sampling import SamplingRow, sample
+from sglang_omni.model_runner.sampling import Sampler, SamplingRow
 from sglang_omni.models.whisper.components.checkpoint import WhisperCheckpoint
 from sglang_omni.models.whisper.components.decoder_cache import CacheSlot, DecoderCache
 from sglang_omni.models.whisper.components.networks import WhisperDecoder, WhisperEncoder
@@ -128,6 +128,7 @@ class WhisperModel:
         self.rules = DecodingRules(checkpoint.tokens, shape.vocab_size, times=times, device=device)
         self.tokens = checkpoint.tokens
         self._heads = checkpoint.alignment_heads
+        self._sampler = Sampler()
         self._codes = list(self.tokens.languages)
         self._language_tokens = self._ints([self.tokens.languages[code] for code in self._codes])
 
@@ -195,7 +196,8 @@ class WhisperModel:
         logits = self._decoder.logits(hidden)
         self.rules.apply(logits, [item.allowed for item in items])
         logprobs = logits.log_softmax(dim=-1)
-        chosen = sample(logits, [item.draw for item in items])
+        # Drawn without filters, so that reading corrects none.
+        chosen = self._sampler.choose(logits, [item.draw for item in items]).tokens
         told = torch.stack([chosen.double(), logprobs.gather(1, chosen[:, None])[:, 0].double()])
         for item, token, logprob in zip(items, *told.tolist(), strict=True):
             item.chosen = ChosenToken(int(token), logprob)
