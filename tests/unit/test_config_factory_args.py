@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,17 @@ from sglang_omni.models.qwen3_omni.config import (
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 
 CONSTANT = 3
+# Factories of decoders.
+FAMILIES = {
+    "csm": ["create_speak"],
+    "fish_s2_pro": ["create_dual_ar"],
+    "higgs_audio_v2": ["create_speak"],
+    "qwen2_5_omni": ["create_thinker", "create_talker"],
+    "qwen3_asr": ["create_transcribe"],
+    "qwen3_omni": ["create_thinker", "create_talker"],
+    "speech_chat": ["create_thinker"],
+    "text": ["create_thinker"],
+}
 
 
 def plain(size: int = 1, nested: dict | None = None) -> None: ...
@@ -263,6 +275,12 @@ from math import (sin, cos as cosine)
 raise SystemExit("this module must not be run")
 def factory(model_path, size=1, *, mode, level=2): ...
 def open_ended(**rest): ...
+from typing import TypedDict, Unpack
+from typed_args import Sizes
+class Own(Sizes, total=False):
+    depth: int
+def unpacked(model_path, **args: Unpack[Own]): ...
+def unknown(**args: Unpack[Elsewhere]): ...
 @renamed.wraps
 def decorated(whatever): ...
 class Factory: ...
@@ -277,6 +295,9 @@ except ImportError:
     backend = None
 """
     (tmp_path / "heavy_module.py").write_text(source)
+    (tmp_path / "typed_args.py").write_text(
+        "from typing import TypedDict\nclass Sizes(TypedDict, total=False):\n    width: int; height: int\n"
+    )
     (tmp_path / "star_module.py").write_text("from os.path import *\n")
     (tmp_path / "broken_module.py").write_text("def oops(:\n")
     (tmp_path / "needy_package").mkdir()
@@ -292,7 +313,9 @@ def test_a_path_is_checked_without_running_its_module(module: str) -> None:
     assert found.required == {"model_path", "mode"}
     assert found.accepts("size")
     assert not found.accepts("sise")
-    named = "open_ended decorated Factory later LIMIT first second renamed os sin cosine backend"
+    assert inspect_path(f"{module}.unpacked").names == {"model_path", "width", "height", "depth"}
+    assert inspect_path(f"{module}.unpacked").required == {"model_path"}
+    named = "unknown open_ended decorated Factory later LIMIT first second renamed os sin cosine backend"
     for name in named.split():
         assert inspect_path(f"{module}.{name}").accepts("anything"), name
     assert inspect_path(f"{module}.conditional").names == {"x"}
@@ -313,6 +336,29 @@ def test_a_wrong_path_is_explained_without_running_its_module(module: str) -> No
     with pytest.raises(ImportError, match="needs 'not_installed_at_all', which is not installed"):
         inspect_path("needy_package.inner.factory")
     assert inspect_path("star_module.join").names is None
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_factories_take_the_same_unimported_and_imported(family: str) -> None:
+    """Also the options that several share, and no others."""
+    module = f"sglang_omni.models.{family}.stages"
+    script = f"""
+from sglang_omni.config.imports import inspect_path, signature_of
+import sys
+names = {{name: inspect_path(f"{module}.{{name}}") for name in {FAMILIES[family]!r}}}
+assert "{module}" not in sys.modules
+import {module} as stages
+for name, found in names.items():
+    assert found == signature_of(getattr(stages, name)), name
+    assert found.accepts("max_total_tokens") and not found.accepts("args") and not found.accepts("max_tokens")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_an_unknown_option_is_named_with_what_it_may_be() -> None:
+    config = Qwen3OmniPipelineConfig(model_path="nowhere")
+    with pytest.raises(ValueError, match=r"no 'max_total_token'; did you mean 'max_total_tokens'"):
+        override_stage(config, "thinker.max_total_token=5")
 
 
 def test_a_loaded_module_is_asked_itself() -> None:

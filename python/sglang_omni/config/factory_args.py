@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from sglang_omni.config.imports import import_callable
+from sglang_omni.config.imports import import_callable, signature_of
 from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 
@@ -166,14 +166,13 @@ def complete_factory_args(
     Raises:
         ValueError: The factory does not take one of ``args``.
     """
-    parameters = inspect.signature(factory).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    signature = signature_of(factory)
     for name in args:
-        if name not in parameters and not takes_any:
-            raise ValueError(unknown_argument(stage, name, parameters))
+        if not signature.accepts(name):
+            raise ValueError(unknown_argument(stage, name, signature.names or ()))
     injected = injected_args(stage, config, gpu_id=gpu_id, tp_rank=tp_rank, nccl_port=nccl_port)
-    wanted = set(parameters)
-    if takes_any:
+    wanted = set(signature.names or inspect.signature(factory).parameters)
+    if signature.names is None:
         wanted |= {"gpu_id"} if injected["gpu_id"] is not None else set()
         wanted |= {"tp_rank", "tp_size", "nccl_port"} if stage.tp_size > 1 else set()
     if injected["total_gpu_memory_fraction"] is None:

@@ -6,15 +6,20 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import re
 import symtable
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import Any, is_typeddict
 
 from sglang_omni.config.nearest import did_you_mean
+
+# ``**args: Unpack[SomeTypedDict]``, as an annotation.
+_UNPACK = re.compile(r"(?:\w+\.)?Unpack\[(\w+)\]")
 
 
 def import_string(path: str) -> Any:
@@ -99,7 +104,7 @@ def inspect_path(path: str) -> Signature:
         raise ImportError(_missing_module(path, module_path, exc)) from exc
     if spec is None:
         raise ImportError(f"cannot import {path!r}: no module named {module_path!r}")
-    source = spec.loader.get_source(module_path) if isinstance(spec.loader, InspectLoader) else None
+    source = _source_in(spec, module_path)
     if source is None:  # an extension module
         return Signature()
     try:
@@ -114,11 +119,16 @@ def inspect_path(path: str) -> Signature:
     takes_all = False
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == name and node.lineno in lines:
-            return _signature_in(node)
+            return _signature_in(node, tree)
         takes_all |= isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
     if not takes_all and not names & {name, "__getattr__"}:
         raise ImportError(_missing_name(path, module_path, name, names))
     return Signature()
+
+
+def _source_in(spec: ModuleSpec | None, module_path: str) -> str | None:
+    loader = None if spec is None else spec.loader
+    return loader.get_source(module_path) if isinstance(loader, InspectLoader) else None
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -146,19 +156,31 @@ def signature_of(found: Any) -> Signature:
         parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):  # not a callable, or one written in C
         return Signature()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return Signature()
+    keys: Iterable[str] = ()
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD:
+            wanted = _UNPACK.fullmatch(str(p.annotation))
+            unpacked = getattr(found, "__globals__", {}).get(wanted[1]) if wanted else None
+            if unpacked is None or not is_typeddict(unpacked):
+                return Signature()
+            keys = unpacked.__optional_keys__
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     return Signature(
-        names=frozenset(p.name for p in parameters),
-        required=frozenset(
-            p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL
-        ),
+        names=frozenset([*(p.name for p in named), *keys]),
+        required=frozenset(p.name for p in named if p.default is p.empty and p.kind is not p.VAR_POSITIONAL),
     )
 
 
-def _signature_in(function: ast.FunctionDef) -> Signature:
+def _signature_in(function: ast.FunctionDef, module: ast.Module) -> Signature:
     arguments = function.args
-    if arguments.kwarg is not None or function.decorator_list:
+    keys: Iterable[str] = ()
+    if arguments.kwarg is not None:
+        wanted = _UNPACK.fullmatch(ast.unparse(arguments.kwarg.annotation or ast.Constant(None)))
+        found = _keys_of(wanted[1], module) if wanted else None
+        if found is None:
+            return Signature()
+        keys = found
+    if function.decorator_list:
         return Signature()
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[: len(positional) - len(arguments.defaults)]
@@ -166,6 +188,29 @@ def _signature_in(function: ast.FunctionDef) -> Signature:
         it for it, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if not default
     ]
     return Signature(
-        names=frozenset(argument.arg for argument in [*positional, *arguments.kwonlyargs]),
+        names=frozenset([*(argument.arg for argument in [*positional, *arguments.kwonlyargs]), *keys]),
         required=frozenset(argument.arg for argument in required),
     )
+
+
+def _keys_of(name: str, module: ast.Module) -> set[str] | None:
+    """The keys of a TypedDict that a module defines or imports; None if its source is not found."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            lines = (line.target for line in node.body if isinstance(line, ast.AnnAssign))
+            keys = {target.id for target in lines if isinstance(target, ast.Name)}
+            for base in map(ast.unparse, node.bases):
+                inherited = set() if base == "TypedDict" else _keys_of(base, module)
+                if inherited is None:
+                    return None
+                keys |= inherited
+            return keys
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            if node.level or node.module is None:
+                return None
+            try:
+                source = _source_in(importlib.util.find_spec(node.module), node.module)
+            except ModuleNotFoundError:
+                return None
+            return None if source is None else _keys_of(name, ast.parse(source))
+    return None

@@ -9,7 +9,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from sglang_omni.config.factory_args import stage_factory_path
-from sglang_omni.config.imports import import_callable
+from sglang_omni.config.imports import import_callable, signature_of
 from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.strict import error_text
@@ -90,10 +90,13 @@ def _override(config: PipelineConfig, stage: StageConfig, argument: str, value: 
     config.runtime_overrides = {**config.runtime_overrides, stage.name: {**own, argument: value}}
 
 
-def _parameters(stage: StageConfig) -> set[str]:
+def _parameters(stage: StageConfig) -> frozenset[str]:
     path, field = stage_factory_path(stage)
     factory = import_callable(path, stage=stage.name, field=field)
+    names = signature_of(factory).names
+    if names is not None:
+        return names
     try:
-        return set(inspect.signature(factory).parameters)
+        return frozenset(inspect.signature(factory).parameters)
     except ValueError:  # a builtin without a signature
-        return set()
+        return frozenset()

@@ -11,7 +11,10 @@ from sglang_omni.models.memory import memory_on_gpu, share_bytes
 
 if TYPE_CHECKING:
     from sglang_omni.config.memory import MemoryDemand
-    from sglang_omni.engines.options import DtypeChoice, EngineOptions
+    from sglang_omni.engines.options import EngineOptions
+    from sglang_omni.models.decoder_args import DecoderArgs
+
+_CHOSEN_BY_MEMORY = ("max_running_requests", "max_total_tokens", "chunked_prefill_size", "prefill_cuda_graph")
 
 
 class DecoderDefaults(NamedTuple):
@@ -30,52 +33,37 @@ class DecoderDefaults(NamedTuple):
 def decoder_options(
     defaults: DecoderDefaults,
     demand_of: Callable[[Mapping[str, Any]], MemoryDemand | None],
+    args: DecoderArgs,
     *,
-    dtype: DtypeChoice | None,
-    gpu_id: int | None,
-    num_threads: int | None,
-    max_running_requests: int | None,
-    max_total_tokens: int | None,
-    chunked_prefill_size: int | None,
-    total_gpu_memory_fraction: float | None,
-    prefill_cuda_graph: bool | None = None,
     stored_dtype: str | None = None,
-    tp: tuple[int, int, int | None] = (0, 1, None),
-    **options: Any,
+    **more: Any,
 ) -> EngineOptions:
     """
     Args:
         defaults: By the stage.
         demand_of: The stage's demand on a GPU, by its factory's arguments.
-        dtype, stored_dtype: As for ``placement``.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; by default the ranks share half of the cores, which leaves the rest to other
-            stages.
-        max_running_requests, max_total_tokens, chunked_prefill_size, prefill_cuda_graph: As for
-            ``EngineOptions``; None for the default.
-        total_gpu_memory_fraction: The stage's share of the GPU; None if it is alone there.
-        tp: This process's rank, the number of ranks, and the port at which they meet.
-        options: Further fields of ``EngineOptions``.
+        args: Those arguments.
+        stored_dtype: As for ``placement``.
+        more: Further fields of ``EngineOptions``, which the stage sets itself.
 
     Raises:
         ValueError: There is no such GPU, the stage does not fit there, or an option is out of its range.
     """
     from sglang_omni.engines.options import EngineOptions, TensorParallel
 
+    options: dict[str, Any] = {**args, **more}
+    dtype, gpu_id, num_threads = (options.pop(name, None) for name in ("dtype", "gpu_id", "num_threads"))
+    fraction = options.pop("total_gpu_memory_fraction", None)
+    tp = TensorParallel(options.pop("tp_rank", 0), options.pop("tp_size", 1), options.pop("nccl_port", None))
     computed_in, device = placement(dtype, gpu_id, stored_dtype)
-    given = {
-        "max_running_requests": max_running_requests,
-        "max_total_tokens": max_total_tokens,
-        "chunked_prefill_size": chunked_prefill_size,
-        "prefill_cuda_graph": prefill_cuda_graph,
-    }
+    given = {name: options.pop(name, None) for name in _CHOSEN_BY_MEMORY}
     sizes: dict[str, Any] = defaults._asdict()
     # Of headers nothing is put on a GPU, which may be none of this machine's.
     placed = gpu_id if header_report() is None else None
     if placed is not None:
-        demand = demand_of({**options, **given, "dtype": dtype, "tp_size": tp[1]})
+        demand = demand_of({**options, **given, "dtype": dtype, "tp_size": tp.size})
         assert demand is not None, "what a decoder takes of a GPU is counted"
-        memory = memory_on_gpu(demand, placed, total_gpu_memory_fraction)
+        memory = memory_on_gpu(demand, placed, fraction)
         sizes = {
             "max_running_requests": memory.setting.requests,
             "max_total_tokens": memory.tokens,
@@ -87,9 +75,9 @@ def decoder_options(
     return EngineOptions(
         dtype=computed_in,
         device=device,
-        num_threads=num_threads or max(1, available_cores() // 2 // tp[1]),
-        memory_bytes=None if placed is None else share_bytes(placed, total_gpu_memory_fraction),
-        tp=TensorParallel(*tp),
+        num_threads=num_threads or max(1, available_cores() // 2 // tp.size),
+        memory_bytes=None if placed is None else share_bytes(placed, fraction),
+        tp=tp,
         **sizes,
         **options,
     )

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.csm.request_params import REQUEST_PARAMS
+from sglang_omni.models.decoder_args import DecoderArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.frames.memory import CPU_TOKENS, speak_demand
 from sglang_omni.models.loading import loading
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype, EngineKind
+    from sglang_omni.engines.options import EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 _DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512)
@@ -61,31 +62,14 @@ def create_speak(
     model_path: str,
     *,
     engine: EngineKind | None = None,
-    dtype: Dtype | None = None,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int | None = None,
-    max_total_tokens: int | None = None,
-    chunked_prefill_size: int | None = None,
-    mem_fraction_static: float | None = None,
-    total_gpu_memory_fraction: float | None = None,
-    cuda_graph: bool = True,
+    **args: Unpack[DecoderArgs],
 ) -> OmniScheduler[Any]:
     """The stage from token ids to frames of codes, as they are made.
 
     Args:
         model_path: Directory of a CSM checkpoint.
         engine: ``"sglang"``, the default on a GPU if it is installed, or ``"omni"``, the default on a CPU.
-        dtype: Of weights and computation; float32 on a CPU and bfloat16 on a GPU by default.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; half of the cores by default.
-        max_running_requests: Texts spoken at the same time; 16 by default.
-        max_total_tokens: Size of their common KV cache; a frame takes one token. By default 32,768 on a CPU,
-            and on a GPU as many as its share of the GPU has room for.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. 512 by default.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
-        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+        args: Of its engine.
     """
     from sglang_omni.engines import build_engine
     from sglang_omni.model_runner.loader import DTYPES
@@ -98,22 +82,14 @@ def create_speak(
     options = decoder_options(
         _DEFAULTS,
         lambda args: speak_demand(model_path, checkpoint.backbone, args),
-        dtype=dtype,
-        gpu_id=gpu_id,
-        num_threads=num_threads,
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        total_gpu_memory_fraction=total_gpu_memory_fraction,
-        mem_fraction_static=mem_fraction_static,
-        cuda_graph=cuda_graph,
+        args,
         prefix_cache=False,
     )
     with loading(f"the decoders of {checkpoint.path}, {options.dtype} on {options.device},"):
         frames = CsmFrames(checkpoint, DTYPES[options.dtype], options.device)
         strategy = FrameStrategy(frames)
         built = build_engine(engine, checkpoint.decoder(strategy), options)
-        strategy.record_graphs(options.max_running_requests, cuda_graph=cuda_graph)
+        strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
     speaker = FrameSpeaker(
         "speak",
         frames.prompt,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
+from sglang_omni.models.decoder_args import DecoderArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.config import MAX_PASSAGE_FRAMES
@@ -14,7 +15,7 @@ from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.engines.encoder import EncoderRequest
-    from sglang_omni.engines.options import Dtype, EngineKind
+    from sglang_omni.engines.options import EngineKind
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
@@ -116,35 +117,17 @@ def create_dual_ar(
     model_path: str,
     *,
     engine: EngineKind | None = None,
-    dtype: Dtype | None = None,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int | None = None,
-    max_total_tokens: int | None = None,
-    chunked_prefill_size: int | None = None,
     max_passage_frames: int = MAX_PASSAGE_FRAMES,
-    mem_fraction_static: float | None = None,
-    total_gpu_memory_fraction: float | None = None,
-    cuda_graph: bool = True,
+    **args: Unpack[DecoderArgs],
 ) -> OmniScheduler:
     """The stage from passages of text to frames of codes, as they come.
 
     Args:
         model_path: Directory of a Fish Audio S2 checkpoint.
         engine: ``"sglang"``, the default on a GPU if it is installed, or ``"omni"``, the default on a CPU.
-        dtype: Of weights and computation; float32 on a CPU and bfloat16 on a GPU by default.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; all cores by default.
-        max_running_requests: Texts spoken at the same time; by default 16 on a CPU, 32 on a GPU.
-        max_total_tokens: Size of their common KV cache; a frame takes one token. By default 32,768 on a CPU,
-            and on a GPU as many as its share of the GPU has room for.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. By default 512 on a
-            CPU, 2048 on a GPU.
         max_passage_frames: The longest speech of a passage, some 48 s, if the request has no limit of the
             whole. A passage that does not end is cut there.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
-        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+        args: Of its engine.
     """
     from sglang_omni.engines import build_engine
     from sglang_omni.model_runner.loader import DTYPES
@@ -155,24 +138,17 @@ def create_dual_ar(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = FishS2Checkpoint.from_dir(model_path)
+    args["num_threads"] = args.get("num_threads") or available_cores()
     options = decoder_options(
         _DEFAULTS,
         lambda args: dual_ar_demand(checkpoint, args),
-        dtype=dtype,
-        gpu_id=gpu_id,
-        num_threads=num_threads or available_cores(),
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        total_gpu_memory_fraction=total_gpu_memory_fraction,
-        mem_fraction_static=mem_fraction_static,
-        cuda_graph=cuda_graph,
+        args,
         prefix_cache=False,
     )
     with loading(f"the decoders of {checkpoint.path}, {options.dtype} on {options.device},"):
         strategy = dual_ar_strategy(checkpoint, DTYPES[options.dtype], options.device)
         built = build_engine(engine, dual_ar_decoder(checkpoint, strategy), options)
-        strategy.record_graphs(options.max_running_requests, cuda_graph=cuda_graph)
+        strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
     dual_ar = DualAR(
         checkpoint,
         TextTokenizer(load_tokenizer(model_path)),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from sglang_omni.models.decoder_args import DecoderArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.frames.memory import CPU_TOKENS, speak_demand
 from sglang_omni.models.higgs_audio_v2.codec_place import codec_dir
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from sglang_omni.engines.options import Dtype, DtypeChoice
+    from sglang_omni.engines.options import DtypeChoice, EngineKind
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -103,28 +104,18 @@ def create_reference(
 def create_speak(
     model_path: str,
     *,
-    dtype: Dtype | None = None,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int | None = None,
-    max_total_tokens: int | None = None,
-    chunked_prefill_size: int | None = None,
-    total_gpu_memory_fraction: float | None = None,
-    cuda_graph: bool = True,
+    engine: EngineKind | None = None,
+    **args: Unpack[DecoderArgs],
 ) -> OmniScheduler[Any]:
     """The stage from token ids to frames of codes, as they are complete.
 
     Args:
         model_path: Directory of the checkpoint.
-        dtype: Of weights and computation; float32 on a CPU and bfloat16 on a GPU by default.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; half of the cores by default.
-        max_running_requests: Texts spoken at the same time; 16 by default.
-        max_total_tokens: Size of their common KV cache; a frame takes one token. By default 32,768 on a CPU,
-            and on a GPU as many as its share of the GPU has room for.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. 512 by default.
-        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+        engine: ``"omni"``: SGLang has no layers with an MLP for audio.
+        args: Of its engine.
+
+    Raises:
+        ValueError: Another engine, or an option that is out of its range.
     """
     from sglang_omni.engines import build_engine
     from sglang_omni.model_runner.loader import DTYPES
@@ -134,25 +125,19 @@ def create_speak(
     from sglang_omni.models.higgs_audio_v2.components.prompts import HiggsPrompts
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
+    if engine == "sglang":
+        raise ValueError("Higgs Audio v2 is computed by engine 'omni': leave --engine out")
     checkpoint = HiggsCheckpoint.from_dir(model_path)
     options = decoder_options(
         _DEFAULTS,
         lambda args: speak_demand(model_path, checkpoint.decoder, args),
-        dtype=dtype,
-        gpu_id=gpu_id,
-        num_threads=num_threads,
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        total_gpu_memory_fraction=total_gpu_memory_fraction,
-        cuda_graph=cuda_graph,
+        args,
         prefix_cache=False,
     )
     with loading(f"the decoder of {checkpoint.path}, {options.dtype} on {options.device},"):
         strategy = DelayedStrategy(HiggsFrames(checkpoint, DTYPES[options.dtype], options.device))
-        # SGLang has no layers with an MLP for audio.
         built = build_engine("omni", checkpoint.decoder_spec(strategy), options)
-        strategy.record_graphs(options.max_running_requests, cuda_graph=cuda_graph)
+        strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
     speaker = FrameSpeaker(
         "speak",
         HiggsPrompts(checkpoint),

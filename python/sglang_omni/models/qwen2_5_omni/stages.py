@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
+from sglang_omni.models.decoder_args import DecoderArgs, ThinkerArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.models.multimodal.memory import CPU_TALKER_TOKENS, CPU_THINKER_TOKENS
@@ -15,7 +16,7 @@ from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import Dtype, EngineKind
+    from sglang_omni.engines.options import EngineKind
     from sglang_omni.preprocessing.messages import MediaKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.stream_scheduler import StreamScheduler
@@ -100,25 +101,9 @@ def create_thinker(
     *,
     engine: EngineKind | None = None,
     speech: bool = False,
-    dtype: Dtype | None = None,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-    attention_backend: str | None = None,
-    cuda_graph: bool = True,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int | None = None,
-    max_total_tokens: int | None = None,
-    chunked_prefill_size: int | None = None,
-    context_length: int | None = None,
-    prefix_cache: bool = True,
-    mem_fraction_static: float | None = None,
-    total_gpu_memory_fraction: float | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
-    tp_rank: int = 0,
-    tp_size: int = 1,
-    nccl_port: int | None = None,
+    **args: Unpack[ThinkerArgs],
 ) -> OmniScheduler:
     """The stage from tokens and media to the answer, in text pieces while it is written.
 
@@ -126,27 +111,8 @@ def create_thinker(
         model_path: Directory of a Qwen2.5-Omni checkpoint.
         engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
         speech: Whether the pipeline has a talker, which reads the answer.
-        dtype: float32 on a CPU and bfloat16 on a GPU by default. bfloat16 rounds so coarsely that a greedy
-            answer may depend on what else is computed; with float32 it does not.
-        quantization: SGLang's name; None for the one that the checkpoint names, if any.
-        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
-        attention_backend: SGLang's name; None for its choice by the GPU.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; half of the cores by default, which leaves the rest to other stages.
-        max_running_requests: Answers written at the same time; by default 16 on a CPU, and on a GPU 64 to
-            256, by the size of the KV cache (64 with speech).
-        max_total_tokens: Size of their common KV cache; by default 32,768 on a CPU, and on a GPU as many as
-            its share of the GPU has room for.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. By default 512 on a
-            CPU, and on a GPU up to 8192, as memory allows.
-        context_length: A shorter context than the checkpoint's.
-        prefix_cache: Whether requests share the keys and values of common prefixes.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
-        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         tool_call_parser, reasoning_parser: As for the preprocess stage; a parser of SGLang is loaded here.
-        tp_rank, tp_size: This process's rank, and the number of ranks.
-        nccl_port: Port at which the ranks meet.
+        args: Of its engine.
     """
     from sglang_omni.answers.parsers import load_parsers
     from sglang_omni.engines.build import build_engine
@@ -161,21 +127,7 @@ def create_thinker(
     options = decoder_options(
         _THINKER,
         lambda args: stage_demand(checkpoint, "thinker", {**args, "speech": speech}),
-        dtype=dtype,
-        gpu_id=gpu_id,
-        num_threads=num_threads,
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        total_gpu_memory_fraction=total_gpu_memory_fraction,
-        mem_fraction_static=mem_fraction_static,
-        context_length=context_length,
-        prefix_cache=prefix_cache,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        attention_backend=attention_backend,
-        cuda_graph=cuda_graph,
-        tp=(tp_rank, tp_size, nccl_port),
+        args,
     )
     with loading(f"the thinker of {checkpoint.path}, {options.dtype} on {options.device},"):
         built = build_engine(engine, thinker_decoder(checkpoint, for_speech=speech), options)
@@ -201,37 +153,14 @@ def create_talker(
     model_path: str,
     *,
     engine: EngineKind | None = None,
-    dtype: Dtype | None = None,
-    kv_cache_dtype: str = "auto",
-    attention_backend: str | None = None,
-    cuda_graph: bool = True,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int | None = None,
-    max_total_tokens: int | None = None,
-    chunked_prefill_size: int | None = None,
-    mem_fraction_static: float | None = None,
-    total_gpu_memory_fraction: float | None = None,
+    **args: Unpack[DecoderArgs],
 ) -> OmniScheduler:
     """The stage from the answer's tokens and hidden states, as they come, to codes.
 
     Args:
         model_path: Directory of a Qwen2.5-Omni checkpoint.
         engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
-        dtype: float32 on a CPU and bfloat16 on a GPU by default.
-        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
-        attention_backend: SGLang's name; None for its choice by the GPU.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; half of the cores by default.
-        max_running_requests: Answers spoken at the same time; by default 16 on a CPU, 32 on a GPU.
-        max_total_tokens: Size of their common KV cache; a code takes one token. SGLang reserves the most
-            codes that each request may have. By default 65,536 on a CPU, and on a GPU as many as its share
-            of the GPU has room for.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. By default 512 on a
-            CPU, 2048 on a GPU.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
-        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
+        args: Of its engine.
     """
     from sglang_omni.engines.build import build_engine
     from sglang_omni.model_runner.loader import DTYPES
@@ -244,18 +173,8 @@ def create_talker(
     options = decoder_options(
         _TALKER,
         lambda args: stage_demand(checkpoint, "talker", args),
-        dtype=dtype,
-        gpu_id=gpu_id,
-        num_threads=num_threads,
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        total_gpu_memory_fraction=total_gpu_memory_fraction,
-        mem_fraction_static=mem_fraction_static,
+        args,
         prefix_cache=False,
-        kv_cache_dtype=kv_cache_dtype,
-        attention_backend=attention_backend,
-        cuda_graph=cuda_graph,
     )
     with loading(f"the talker of {checkpoint.path}, {options.dtype} on {options.device},"):
         strategy = RowsTalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
+from sglang_omni.models.decoder_args import DecoderArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import available_cores, loading
 from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
@@ -17,7 +18,7 @@ from sglang_omni.models.qwen3_asr.memory import (
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import DtypeChoice, EngineKind
+    from sglang_omni.engines.options import EngineKind
     from sglang_omni.models.qwen3_asr.recording_engine import RecordingRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -42,41 +43,23 @@ def create_transcribe(
     model_path: str,
     *,
     engine: EngineKind | None = None,
-    dtype: DtypeChoice | None = None,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int | None = None,
-    max_total_tokens: int | None = None,
-    chunked_prefill_size: int | None = None,
-    mem_fraction_static: float | None = None,
-    total_gpu_memory_fraction: float | None = None,
-    cuda_graph: bool = True,
     pieces_at_once: int = PIECES_AT_ONCE,
     reader_threads: int = 2,
     piece_seconds: float = PIECE_SECONDS,
     max_audio_seconds: float = 14_400.0,
+    **args: Unpack[DecoderArgs],
 ) -> OmniScheduler[RecordingRequest]:
     """The stage from a recording to its text.
 
     Args:
         model_path: Directory of a Qwen3-ASR checkpoint.
         engine: ``"sglang"``, the default on a GPU if it is installed, or ``"omni"``, the default on a CPU.
-        dtype: Of weights and computation; float32 on a CPU, and on a GPU bfloat16, or float16 if the weights
-            are stored so.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; all cores by default.
-        max_running_requests: Recordings in work, 16 by default; others wait in line.
-        max_total_tokens: Size of their common KV cache; a second of sound takes 13 tokens. By default 49,152
-            on a CPU, and on a GPU as many as its share of the GPU has room for.
-        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps. 2048 by default.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, on SGLang.
-        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
         pieces_at_once: Pieces that the encoder hears in one batch.
         reader_threads: Threads that decode recordings.
         piece_seconds: A longer recording is cut into pieces of at most this length, 2 to 1200 seconds, at
             pauses; each is a segment.
         max_audio_seconds: Length of a recording.
+        args: Of its engine.
 
     Raises:
         ValueError: ``piece_seconds`` is out of its range.
@@ -96,19 +79,12 @@ def create_transcribe(
         raise ValueError(f"piece_seconds must be from 2 to 1200, got {piece_seconds}")
     checkpoint = Qwen3ASRCheckpoint.from_dir(model_path)
     pieces = {"pieces_at_once": pieces_at_once, "piece_seconds": piece_seconds}
+    args["num_threads"] = args.get("num_threads") or available_cores()
     options = decoder_options(
         _DEFAULTS,
         lambda args: transcribe_demand(checkpoint, {**args, **pieces}),
-        dtype=dtype,
+        args,
         stored_dtype=checkpoint.stored_dtype,
-        gpu_id=gpu_id,
-        num_threads=num_threads or available_cores(),
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        total_gpu_memory_fraction=total_gpu_memory_fraction,
-        mem_fraction_static=mem_fraction_static,
-        cuda_graph=cuda_graph,
         prefix_cache=False,
     )
     with loading(f"Qwen3-ASR of {checkpoint.path}, {options.dtype} on {options.device},"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
+from sglang_omni.models.decoder_args import LanguageModelArgs
 from sglang_omni.models.loading import available_cores, loading
 from sglang_omni.models.speech_chat.config import BUNDLED
 from sglang_omni.preprocessing.request import task_of, wants_stream
@@ -15,7 +16,7 @@ from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.answers.chat import ChatPrompts
-    from sglang_omni.engines.options import DtypeChoice, EngineKind
+    from sglang_omni.engines.options import EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
 
@@ -122,57 +123,19 @@ def create_thinker(
     model_path: str,
     *,
     engine: EngineKind | None = None,
-    dtype: DtypeChoice | None = None,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-    attention_backend: str | None = None,
-    cuda_graph: bool = True,
-    prefill_cuda_graph: bool | None = None,
-    overlap_schedule: bool | None = None,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int | None = None,
-    max_total_tokens: int | None = None,
-    chunked_prefill_size: int | None = None,
     max_new_tokens: int = 512,
-    context_length: int | None = None,
-    mem_fraction_static: float | None = None,
-    total_gpu_memory_fraction: float | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
-    tp_rank: int = 0,
-    tp_size: int = 1,
-    nccl_port: int | None = None,
+    **args: Unpack[LanguageModelArgs],
 ) -> OmniScheduler:
     """The stage from token ids to the answer, in text pieces while it is written.
 
     Args:
         model_path: Directory of a text checkpoint, or ``"speech-chat"``.
         engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
-        dtype: float32 on a CPU, and on a GPU the checkpoint's own 16 bits by default. On a CPU that has it,
-            bfloat16 is about a quarter faster, but rounds so coarsely that a greedy answer may depend on what
-            is in the prefix cache; with float32 it does not.
-        quantization: SGLang's name; None for the one that the checkpoint names, if any.
-        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
-        attention_backend: SGLang's name; None for its choice by the GPU.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
-        prefill_cuda_graph: Whether prompts are, too, by SGLang; by default if memory allows.
-        overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
-            yes on a GPU.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; half of the cores by default, which leaves the rest to other processes.
-        max_running_requests: Answers written at the same time; by default 16 on a CPU, and on a GPU 64 to
-            256, by the size of the KV cache.
-        max_total_tokens: Size of their common KV cache; by default 16,384 on a CPU, and on a GPU as many as
-            it has room for.
-        chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 8,192 on a GPU.
         max_new_tokens: Limit of an answer to a request that sets none.
-        context_length: A shorter context than the checkpoint's.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
-        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
         tool_call_parser, reasoning_parser: As for the preprocess stage; a parser of SGLang is loaded here.
-        tp_rank, tp_size: This process's rank, and the number of ranks.
-        nccl_port: Port at which the ranks meet.
+        args: Of its engine.
     """
     from sglang_omni.answers.parsers import load_parsers
     from sglang_omni.engines.warm_up import text_requests
@@ -184,26 +147,7 @@ def create_thinker(
 
     load_parsers(tool_call_parser, reasoning_parser)
     checkpoint = checkpoint_directory(model_path)
-    built = load_engine(
-        checkpoint,
-        engine,
-        dtype=dtype,
-        gpu_id=gpu_id,
-        num_threads=num_threads,
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        context_length=context_length,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        attention_backend=attention_backend,
-        cuda_graph=cuda_graph,
-        prefill_cuda_graph=prefill_cuda_graph,
-        overlap_schedule=overlap_schedule,
-        mem_fraction_static=mem_fraction_static,
-        total_gpu_memory_fraction=total_gpu_memory_fraction,
-        tp=(tp_rank, tp_size, nccl_port),
-    )
+    built = load_engine(checkpoint, engine, args)
     thinker = SpeechChatThinker(
         load_tokenizer(checkpoint), sampling_defaults(checkpoint, max_new_tokens), built.config
     )

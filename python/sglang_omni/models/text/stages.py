@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from sglang_omni.models.decoder_args import LanguageModelArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import loading
 from sglang_omni.models.memory import CPU_TOKENS, text_model_demand
@@ -14,7 +15,7 @@ from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.engines.base import TokenEngine
-    from sglang_omni.engines.options import DtypeChoice, EngineKind
+    from sglang_omni.engines.options import EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 _DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512)
@@ -56,60 +57,21 @@ def create_thinker(
     model_path: str,
     *,
     engine: EngineKind | None = None,
-    dtype: DtypeChoice | None = None,
-    quantization: str | None = None,
-    kv_cache_dtype: str = "auto",
-    attention_backend: str | None = None,
-    cuda_graph: bool = True,
-    prefill_cuda_graph: bool | None = None,
-    overlap_schedule: bool | None = None,
-    gpu_id: int | None = None,
-    num_threads: int | None = None,
-    max_running_requests: int | None = None,
-    max_total_tokens: int | None = None,
-    chunked_prefill_size: int | None = None,
-    context_length: int | None = None,
-    prefix_cache: bool = True,
-    lora_paths: Mapping[str, str] | None = None,
-    max_loras_per_batch: int = 8,
-    mem_fraction_static: float | None = None,
-    total_gpu_memory_fraction: float | None = None,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
-    tp_rank: int = 0,
-    tp_size: int = 1,
-    nccl_port: int | None = None,
+    lora_paths: Mapping[str, str] | None = None,
+    max_loras_per_batch: int = 8,
+    **args: Unpack[LanguageModelArgs],
 ) -> OmniScheduler:
     """The stage from token ids to the answer, in text pieces while it is written.
 
     Args:
         model_path: Directory of a checkpoint.
         engine: ``"sglang"``, the default on a GPU and for models that only SGLang knows, or ``"omni"``.
-        dtype: ``"auto"``, as None, is float32 on a CPU, and on a GPU the checkpoint's own 16 bits.
-        quantization: SGLang's name; None for the one that the checkpoint names, if any.
-        kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
-        attention_backend: SGLang's name; None for its choice by the GPU.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs.
-        prefill_cuda_graph: Whether prompts are, too, by SGLang; by default if memory allows.
-        overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
-            yes on a GPU.
-        gpu_id: The GPU; None for the CPU.
-        num_threads: CPU threads; by default half of the cores, which leaves the rest to other processes.
-        max_running_requests: Answers written at the same time; by default 16 on a CPU, and on a GPU 64 to
-            256, by the size of the KV cache.
-        max_total_tokens: Size of their common KV cache; by default 16,384 on a CPU, and on a GPU as many as
-            it has room for.
-        chunked_prefill_size: Tokens of one step; by default 512 on a CPU, 8,192 on a GPU.
-        context_length: A shorter context than the checkpoint's.
-        prefix_cache: Whether requests share the keys and values of common prefixes.
+        tool_call_parser, reasoning_parser: As for the preprocess stage; a parser of SGLang is loaded here.
         lora_paths: Directories of LoRA adapters in PEFT's layout, by the names that requests give them.
         max_loras_per_batch: Adapters in one step, the bare model counted as one.
-        mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
-        total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
-        tool_call_parser, reasoning_parser: As for the preprocess stage; a parser of SGLang is loaded here.
-        tp_rank: This process's rank.
-        tp_size: The number of ranks.
-        nccl_port: Port at which the ranks meet.
+        args: Of its engine.
 
     Raises:
         ImportError: SGLang is needed, but is not installed or not of the supported version.
@@ -122,31 +84,12 @@ def create_thinker(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     load_parsers(tool_call_parser, reasoning_parser)
+    adapters = dict(lora_paths or {})
     built = load_engine(
-        Path(model_path),
-        engine,
-        dtype=dtype,
-        gpu_id=gpu_id,
-        num_threads=num_threads,
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        chunked_prefill_size=chunked_prefill_size,
-        context_length=context_length,
-        prefix_cache=prefix_cache,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        attention_backend=attention_backend,
-        cuda_graph=cuda_graph,
-        prefill_cuda_graph=prefill_cuda_graph,
-        overlap_schedule=overlap_schedule,
-        lora_paths=dict(lora_paths or {}),
-        max_loras_per_batch=max_loras_per_batch,
-        mem_fraction_static=mem_fraction_static,
-        total_gpu_memory_fraction=total_gpu_memory_fraction,
-        tp=(tp_rank, tp_size, nccl_port),
+        Path(model_path), engine, args, lora_paths=adapters, max_loras_per_batch=max_loras_per_batch
     )
     thinker = TextThinker(
-        load_tokenizer(model_path), sampling_defaults(Path(model_path)), built.config, lora_paths or ()
+        load_tokenizer(model_path), sampling_defaults(Path(model_path)), built.config, adapters
     )
     return OmniScheduler(
         built,
@@ -157,13 +100,15 @@ def create_thinker(
     )
 
 
-def load_engine(checkpoint: Path, engine: EngineKind | None, **options: Any) -> TokenEngine:
+def load_engine(
+    checkpoint: Path, engine: EngineKind | None, args: LanguageModelArgs, **more: Any
+) -> TokenEngine:
     """The engine of a text checkpoint, with defaults by device; also for the thinkers of other pipelines.
 
     Args:
         checkpoint: Its directory.
         engine: As for ``create_thinker``.
-        options: What ``decoder_options`` takes.
+        args, more: As for ``decoder_options``.
 
     Raises:
         ImportError: SGLang is needed, but is not installed or not of the supported version.
@@ -176,8 +121,9 @@ def load_engine(checkpoint: Path, engine: EngineKind | None, **options: Any) -> 
     chosen = decoder_options(
         _DEFAULTS,
         lambda args: text_model_demand(checkpoint, {**args, "engine": engine}),
+        args,
         stored_dtype=fields.get("dtype") or fields.get("torch_dtype"),
-        **options,
+        **more,
     )
     with loading(f"the language model from {checkpoint}, {chosen.dtype} on {chosen.device},"):
         return build_text_engine(engine, checkpoint, chosen)
