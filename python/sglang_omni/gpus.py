@@ -110,7 +110,7 @@ def visible_devices() -> list[str]:
 
 
 class NvmlUnknown(Exception):
-    """NVML cannot be asked; the text says why."""
+    """NVML does not report it; the text is why."""
 
 
 @contextmanager
@@ -132,14 +132,14 @@ def _nvml() -> Iterator[Any]:
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError as error:
-        raise NvmlUnknown(f"NVML does not tell: {error}") from error
+        raise NvmlUnknown(f"NVML does not report it: {error}") from error
 
 
 def with_use(gpus: Sequence[Gpu]) -> list[Gpu]:
     """The GPUs with what other programs have of their memory now: a desktop, or another server.
 
-    To be asked before a process of one's own is on them. If NVML cannot be asked, the log says why, and the
-    GPUs count as unused. Those of ``assuming`` are not of this machine.
+    To be called before a process of one's own is on them. If NVML does not report it, the log says why, and
+    the GPUs count as unused. Those of ``assuming`` are not of this machine.
     """
     if not gpus or _assumed.get() is not None:
         return list(gpus)

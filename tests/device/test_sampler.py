@@ -74,7 +74,7 @@ def test_more_rows_cost_no_more_launches() -> None:
 def test_all_tokens_are_sorted_only_if_the_likeliest_did_not_suffice(
     fields: dict[str, Any], short: bool
 ) -> None:
-    """What tells so comes with the tokens: the host waits once, and again only if it is so."""
+    """The mark for it comes with the tokens: the host waits once, and again only if it is so."""
     rows = [SamplingRow(RequestSampling.from_params(fields), 0.5)] * ROWS
     with fake_gpu():
         choice = Sampler().choose(torch.zeros(ROWS, VOCAB, device=DEVICE), rows)

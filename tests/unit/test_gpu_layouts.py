@@ -401,7 +401,7 @@ def test_without_word_of_nvlink_there_is_none(
     assert linked_by_nvlink([gpu_uuid(0), gpu_uuid(1)])
     assert nvlink_pairs([gpu_uuid(0), gpu_uuid(5), gpu_uuid(1)]) == [(0, 2)]
     assert not linked_by_nvlink([slice_uuid(0, 0), slice_uuid(0, 1)])
-    assert "NVML does not tell" in caplog.text
+    assert "NVML does not report it" in caplog.text
 
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
@@ -424,7 +424,7 @@ def test_what_other_programs_have_is_asked_of_nvml(
         assert gpus.with_use(found) == found
     nvml.nvmlInit = lambda: nvml.nvmlDeviceGetHandleByUUID("")
     assert gpus.with_use(found) == found
-    assert "GPUs count as unused by other programs: NVML does not tell" in caplog.text
+    assert "GPUs count as unused by other programs: NVML does not report it" in caplog.text
 
 
 def test_a_checkpoint_is_placed_on_the_gpus_that_are_there(

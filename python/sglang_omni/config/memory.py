@@ -88,7 +88,7 @@ def reserve_of(total_bytes: int, *, has_engine: bool) -> int:
     """What is left alone of a GPU's memory: for its driver, and for what no count here foresees.
 
     Args:
-        has_engine: Whether a stage with a KV pool is on it: where steps have all sizes, torch's allocator
+        has_engine: True if a stage with a KV pool is on it: where steps have all sizes, torch's allocator
             leaves more unused.
     """
     return max(GIB, total_bytes // 50) if has_engine else max(512 * MIB, total_bytes // 100)

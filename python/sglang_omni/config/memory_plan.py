@@ -33,7 +33,7 @@ class Setting(NamedTuple):
         step: The most tokens of a step.
         workspace: Bytes that it takes beside the stage's own: activations and graphs.
         wanted_tokens: The pool with which it is better than those after it.
-        prompt_graphs: Whether prompts are captured as CUDA graphs; None for a stage that never does.
+        prompt_graphs: True if prompts are captured as CUDA graphs; None for a stage that never does.
     """
 
     requests: int

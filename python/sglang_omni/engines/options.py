@@ -44,7 +44,7 @@ class EngineOptions:
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the hardware.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
-        prefill_cuda_graph: Whether prompts are, too, by SGLang's own model classes.
+        prefill_cuda_graph: True if prompts are, too, by SGLang's own model classes.
         overlap_schedule: True if SGLang launches a step of a model of its own before it reads the tokens of
             the last one; None for yes on a GPU.
         device: ``"cpu"`` or ``"cuda:N"``.

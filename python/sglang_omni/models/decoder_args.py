@@ -70,7 +70,8 @@ class LanguageModelArgs(ThinkerArgs, total=False):
     """Of a decoder of text alone, which SGLang may compute with a class of its own.
 
     Attributes:
-        prefill_cuda_graph: Whether SGLang captures prompts as CUDA graphs, too; by default if memory allows.
+        prefill_cuda_graph: True if SGLang captures prompts as CUDA graphs, too; None for yes if memory
+            allows.
         overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
             yes on a GPU.
     """

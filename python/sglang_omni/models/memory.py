@@ -77,7 +77,7 @@ def decoder_demand(
         most_tokens: The largest useful pool; None for that of as many requests as run, each of full length.
         weight: How much of the room left it gets, relative to other decoders on the GPU.
         cpu_tokens: The default pool on a CPU.
-        captures_prompts: Whether its engine captures prompts as CUDA graphs, too.
+        captures_prompts: True if its engine captures prompts as CUDA graphs, too.
     """
     ranks = int(args.get("tp_size") or 1)
     item = ITEM_BYTES[dtype_of(args)]

@@ -77,8 +77,8 @@ def test_the_language_model_takes_what_is_chosen_for_it(tmp_path: Path) -> None:
     assert plan is not None
     assert plan.fits
     validate_config(config)
-    told = resolve_stage_factory_args(config.stage("thinker"), config)
-    assert told["chunked_prefill_size"] > 512
+    args = resolve_stage_factory_args(config.stage("thinker"), config)
+    assert args["chunked_prefill_size"] > 512
 
 
 def test_parts_that_do_not_fit_are_named() -> None:

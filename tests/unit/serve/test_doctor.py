@@ -247,7 +247,7 @@ def test_a_broken_driver_is_told_to_those_who_get_the_cpu_instead(
 
 
 def test_nvlink_without_nvml() -> None:
-    with pytest.raises(NvmlUnknown, match=r"nvidia-ml-py is not installed|NVML does not tell"):
+    with pytest.raises(NvmlUnknown, match=r"nvidia-ml-py is not installed|NVML does not report it"):
         nvlink_pairs(["GPU-1", "GPU-2"])
 
 

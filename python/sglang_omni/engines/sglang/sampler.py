@@ -24,7 +24,7 @@ class OmniSampler(sampler.Sampler):
 
     Args:
         suppress_token_ids: Tokens that are never chosen.
-        launches_ahead: Whether a choice is read after the next step has been launched.
+        launches_ahead: True if a choice is read after the next step has been launched.
 
     Attributes:
         rows: One for each sequence of the batch; None if its prompt is not complete yet.

@@ -190,7 +190,7 @@ class MediaPipelineConfig(PipelineConfig):
 
     @property
     def joins_on_gpu(self) -> bool:
-        """Whether an encoder is on the thinker's GPU, and lends it rows there."""
+        """True if an encoder is on the thinker's GPU, and lends it rows there."""
         places = {stage.name: stage.gpu for stage in self.stages if stage.gpu is not None}
         thinker = places.get("thinker")
         own = thinker if isinstance(thinker, list) else [thinker]
