@@ -51,9 +51,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, EngineOptions]]:
 
 
 def load(checkpoint: Path, **changes: Any) -> None:
-    given = dict.fromkeys(("num_threads", "max_running_requests", "max_total_tokens", "chunked_prefill_size"))
-    given |= {"mem_fraction_static": None, "total_gpu_memory_fraction": None, "tp": (0, 1, None), **changes}
-    load_engine(checkpoint, given.pop("engine", None), **{"dtype": None, "gpu_id": 0, **given})
+    load_engine(checkpoint, changes.pop("engine", None), {"gpu_id": 0, **changes})
 
 
 def test_a_llama_is_placed_on_the_gpu(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +77,15 @@ def test_an_engine_gets_what_fits_the_gpu(checkpoint: Path, built: list[tuple[An
     # Of 79 GiB, the weights take 15; a token takes 128 KiB.
     assert 64 * 8192 > options.max_total_tokens > 55 * 8192
 
-    load(checkpoint, quantization="fp8", kv_cache_dtype="fp8_e4m3", dtype="float16", tp=(1, 2, 5000))
+    load(
+        checkpoint,
+        quantization="fp8",
+        kv_cache_dtype="fp8_e4m3",
+        dtype="float16",
+        tp_rank=1,
+        tp_size=2,
+        nccl_port=5000,
+    )
     smaller = built[-1][1]
     assert (smaller.quantization, smaller.kv_cache_dtype, smaller.dtype) == ("fp8", "fp8_e4m3", "float16")
     assert smaller.max_total_tokens > 3 * options.max_total_tokens
