@@ -170,8 +170,7 @@ class BatchBuilder:
         )
         places, pages = numbers.add(update.places), numbers.add(update.pages)
         ints = numbers.upload(torch.int32, self._device)
-        if update.places:
-            decode.table.write(places.of(ints), pages.of(ints))
+        decode.table.write(update, places.of(ints), pages.of(ints))
         step = packed.of(ints)
         return ForwardBatch(
             token_ids=step[:, 0],

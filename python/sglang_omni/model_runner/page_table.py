@@ -16,11 +16,13 @@ class TableUpdate(NamedTuple):
     Attributes:
         rows: Of each sequence.
         places, pages: Entries of the table as one row, and what they become.
+        sequences: The pages of each sequence, and how many of them the table has afterwards.
     """
 
     rows: list[int]
     places: list[int]
     pages: list[int]
+    sequences: list[tuple[list[int], int]]
 
 
 class PageTable:
@@ -52,12 +54,13 @@ class PageTable:
         return len(self.rows) - 1
 
     def update(self, sequences: Sequence[list[int]]) -> TableUpdate:
-        """Gives a step's sequences their rows. What it says is to be written before the step.
+        """Gives a step's sequences their rows. ``write`` it before the step; until then, nothing counts as
+        written.
 
         Args:
             sequences: The pages of each, ``max_sequences`` at most.
         """
-        update = TableUpdate([], [], [])
+        update = TableUpdate([], [], [], [])
         for pages in sequences:
             row, written = self._row(pages)
             update.rows.append(row)
@@ -66,12 +69,16 @@ class PageTable:
                 first = row * self._max_pages
                 update.places.extend(range(first + written, first + count))
                 update.pages.extend(pages[written:count])
-            self._known[id(pages)] = pages, row, count
+            self._known[id(pages)] = pages, row, written
+            update.sequences.append((pages, count))
         return update
 
-    def write(self, places: Tensor, pages: Tensor) -> None:
-        """Writes what an update says: (n,) each, int32, on the device."""
-        self.rows.view(-1).index_copy_(0, places.long(), pages)
+    def write(self, update: TableUpdate, places: Tensor, pages: Tensor) -> None:
+        """Writes an update, whose ``places`` and ``pages`` are (n,) int32 on the device."""
+        if update.places:
+            self.rows.view(-1).index_copy_(0, places.long(), pages)
+        for (sequence, count), row in zip(update.sequences, update.rows, strict=True):
+            self._known[id(sequence)] = sequence, row, count
 
     def _row(self, pages: list[int]) -> tuple[int, int]:
         """A sequence's row, and how many of its pages are there already."""

@@ -14,7 +14,8 @@ NO_PAGE = 999
 def step(table: PageTable, sequences: list[list[int]]) -> int:
     """Does what a step does; returns how many entries it wrote."""
     update = table.update(sequences)
-    table.write(torch.tensor(update.places, dtype=torch.int32), torch.tensor(update.pages, dtype=torch.int32))
+    places, pages = (torch.tensor(numbers, dtype=torch.int32) for numbers in (update.places, update.pages))
+    table.write(update, places, pages)
     assert len(set(update.rows)) == len(sequences)
     assert table.no_sequence not in update.rows
     for row, pages in zip(update.rows, sequences, strict=True):
@@ -46,6 +47,17 @@ def test_the_rows_of_ended_sequences_are_taken_first() -> None:
     step(table, [running, ended])
     for number in range(5):
         assert step(table, [running, [10 + number], [20 + number]]) == 2
+
+
+def test_what_a_failed_step_did_not_write_is_written_by_the_next() -> None:
+    table = PageTable(2, 4, NO_PAGE, torch.device("cpu"))
+    one, other = [5], [7]
+    step(table, [one])
+    one.append(6)
+    # Memory was too short to take it to the device.
+    table.update([one, other])
+    assert step(table, [one]) == 1
+    assert step(table, [other, one]) == 1
 
 
 def test_random_traffic() -> None:
