@@ -99,8 +99,10 @@ class Choice:
         Here the host waits for the device, unless it has done so since ``fetch``.
         """
         packed = self._packed.cpu() if self._fetched is None else self._fetched
-        if self._again is not None and 1 in packed[1].tolist():
-            self.tokens.copy_(torch.where(self._packed[1] > 0, self._again(), self.tokens))
+        # It holds the step's logits.
+        again, self._again = self._again, None
+        if again is not None and 1 in packed[1].tolist():
+            self.tokens.copy_(torch.where(self._packed[1] > 0, again(), self.tokens))
             self.corrected = True
             if self._scores is not None:
                 self._scores.choose(self.tokens)
