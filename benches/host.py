@@ -152,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             name: stack.enter_context(serving(name, command, variables))
             for name, (command, variables) in commands(model, kernels).items()
         }
-        # One warms up. What a turn leaves behind is nobody's in particular.
+        # The first round is a warm-up. In a fixed order, what a turn leaves to be done would always burden
+        # the same server.
         order = random.Random(0)
         for number in range(1 + args.rounds):
             for streams in args.streams:
@@ -255,7 +256,7 @@ def _wait_until_up(way: Way, log: Path) -> None:
 
 
 def _request(fields: dict[str, Any]) -> bytes:
-    # No two prompts begin alike, so that nobody's cache of prefixes counts.
+    # No two prompts begin alike, so that no cache of prefixes helps.
     body = json.dumps(
         {
             "prompt": f"{next(_serial):08d}"[::-1] * 4,

@@ -129,7 +129,7 @@ async def test_a_machine_without_gpus_needs_none(
 
 @pytest.fixture
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """A folder in which CUDA looks for a daemon of somebody else: by the environment, or by default."""
+    """The folder of a daemon that the server did not start: named by the environment, or the default one."""
     folder = tmp_path / ("theirs" if request.param == "environment" else "elsewhere")
     folder.mkdir()
     if request.param == "environment":

@@ -143,7 +143,7 @@ async def start_mps(mode: MpsMode, specs: Sequence[ProcessSpec]) -> MpsDaemon | 
 async def _runs_already() -> bool:
     """True if CUDA finds a daemon by itself, and a process on a GPU can use it.
 
-    One that was killed leaves its socket, and one of another user lets nobody else in.
+    A daemon that was killed leaves its socket behind, and that of another user takes no process of this one.
     """
     pipes = os.environ.get(_PIPES) or _DEFAULT_PIPES
     if not Path(pipes, "control").exists():

@@ -17,8 +17,8 @@ use crate::upstream::connection::{Begun, Upstream};
 use crate::upstream::request_body::BoxError;
 
 /// A worker's answer on its way to the client. It owns the worker's connection: reading the body drives that connection
-/// in the same task, everything already received leaves in one write, and if the client leaves, the connection closes,
-/// which tells the worker.
+/// in the same task, and everything already received leaves in one write. If the client leaves, the connection closes,
+/// so that the worker stops.
 pub struct ResponseBody {
     incoming: Incoming,
     /// The first piece, if it was waited for.
