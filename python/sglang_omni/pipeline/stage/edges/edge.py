@@ -11,12 +11,10 @@ the reader, counts the bytes that came through a relay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.proto import Replicas
-
-if TYPE_CHECKING:
-    from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 
 
 @dataclass(slots=True)
