@@ -27,10 +27,10 @@ from sglang_omni.scheduling.worker_pool import WorkerPool
 
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_omni.pipeline.stage.incoming._INBOX_HIGH", 20)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.incoming._INBOX_LOW", 5)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.outgoing._BACKLOG_HIGH", 50)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.outgoing._BACKLOG_LOW", 10)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._INBOX_HIGH", 20)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._INBOX_LOW", 5)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.sender._BACKLOG_HIGH", 50)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.sender._BACKLOG_LOW", 10)
 
 
 def schedulers() -> Iterator[Any]:
@@ -173,7 +173,7 @@ async def two_stages(directory: Path, producer: Producer, consumer: Consumer) ->
 async def test_a_stalled_reader_stops_the_scheduler_that_feeds_it_and_nothing_is_lost(tmp_path: Path) -> None:
     producer, consumer = Producer(20_000), Consumer()
     async with two_stages(tmp_path, producer, consumer) as up:
-        up._incoming.take(SubmitMessage("r", payload("r")))
+        up._receiver.take(SubmitMessage("r", payload("r")))
         before = -1
         async with asyncio.timeout(WAIT_S):
             while before != (before := producer.emitted.get("r", 0)) or before == 0:
@@ -190,7 +190,7 @@ async def test_many_streams_arrive_whole_in_order_and_side_by_side(tmp_path: Pat
     names = [f"r{index}" for index in range(8)]
     async with two_stages(tmp_path, producer, consumer) as up:
         for name in names:
-            up._incoming.take(SubmitMessage(name, payload(name)))
+            up._receiver.take(SubmitMessage(name, payload(name)))
         await until(lambda: len(consumer.done) == len(names))
     for name in names:
         assert [(i, data) for owner, i, data in consumer.chunks if owner == name] == [
@@ -211,7 +211,7 @@ async def test_a_long_stream_does_not_hold_up_another_request(monkeypatch: pytes
         monkeypatch.setattr(one.control_plane, "send_stream", slow)
         await fill(one, 40)
         one.emit("short", "stream", "now")
-        await until(lambda: begun.is_set() and one.stage._outgoing.backlog >= 40)
+        await until(lambda: begun.is_set() and one.stage._sender.backlog >= 40)
         gate.set()
         await until(lambda: len(one.control_plane.streamed) == 41)
         order = [message.request_id for message in one.control_plane.streamed]

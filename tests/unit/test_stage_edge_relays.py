@@ -167,7 +167,7 @@ async def test_nobody_else_may_send(near: ShmRelay, far: Distant, signal: dict[s
         failure = await one.failure()
         assert (failure.request_id, failure.error) == ("r", "no edge leads from 'stranger' to 's'")
         assert one.scheduler.aborted == ["r"]
-        assert "stranger" not in one.stage._incoming._queues
+        assert "stranger" not in one.stage._receiver._queues
         while not one.scheduler.inbox.empty():
             one.scheduler.inbox.get_nowait()
         await one.still_works()

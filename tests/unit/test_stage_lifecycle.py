@@ -103,8 +103,8 @@ async def test_cancelling_run_stops_the_stage() -> None:
 
 
 async def test_a_burst_beyond_the_backlog_is_sent_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_omni.pipeline.stage.outgoing._BACKLOG_HIGH", 100)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.outgoing._BACKLOG_LOW", 10)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.sender._BACKLOG_HIGH", 100)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.sender._BACKLOG_LOW", 10)
     gate = asyncio.Event()
     async with harness() as one:
         keep = one.control_plane.send_stream
@@ -118,7 +118,7 @@ async def test_a_burst_beyond_the_backlog_is_sent_whole_and_in_order(monkeypatch
         await until(lambda: not one.scheduler.inbox.empty())
         for index in range(2000):
             one.emit("r", "stream", index)
-        await until(lambda: one.stage._outgoing.backlog > 100)
+        await until(lambda: one.stage._sender.backlog > 100)
         await asyncio.sleep(0.02)
         assert not one.scheduler.outbox.empty()  # Left where the scheduler can see it.
         gate.set()

@@ -19,8 +19,12 @@ WAIT_S = 60
 async def spans_of(scheduler: Any, act: Callable[[Any], None]) -> list[list[Any]]:
     """What a stage with this scheduler reports of a request that ``act`` answers."""
     messages: list[ProgressMessage] = []
+
+    async def report(message: ProgressMessage) -> None:
+        messages.append(message)
+
     async with harness(scheduler=scheduler) as one:
-        one.stage._progress._send = messages.append
+        one.stage.control_plane.send_progress = report  # type: ignore[method-assign]
         one.submit("r")
         act(one)
         await until(lambda: any(message.spans for message in messages))

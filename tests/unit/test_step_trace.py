@@ -20,9 +20,13 @@ from sglang_omni.scheduling.work_clock import WorkClock
 async def details_of(metadata: dict[str, Any]) -> dict[str, Any] | None:
     """What a stage reports of a request with this metadata, beside its work and wait."""
     messages: list[ProgressMessage] = []
+
+    async def report(message: ProgressMessage) -> None:
+        messages.append(message)
+
     scheduler = SimpleScheduler(lambda payload: time.sleep(0.02))
     async with harness(scheduler=scheduler) as one:
-        one.stage._progress._send = messages.append
+        one.stage.control_plane.send_progress = report  # type: ignore[method-assign]
         payload = StagePayload("r", OmniRequest(None, metadata=metadata), None)
         one.control_plane.work.put_nowait(SubmitMessage("r", payload))
         await until(lambda: any(message.spans for message in messages))

@@ -23,7 +23,7 @@ from sglang_omni.pipeline.specs import StageLaunchConfig
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
-from sglang_omni.pipeline.stage.outgoing import checked_targets
+from sglang_omni.pipeline.stage.routing import checked_targets
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage.warm_up import warm_up
 from sglang_omni.pipeline.transport.control_plane import StageControlPlane

@@ -245,6 +245,16 @@ class RequestTable:
             trace = self.traces[request_id] = StepTrace(self.active[request_id].since)
         return trace
 
+    def hand_on(self, request_id: str, target: str | None, *, stream: bool = False) -> None:
+        """Counts a payload, or a stream, of the request that goes to an instance; None is the coordinator."""
+        self._progress.handed_on(request_id, target)
+        if (trace := self.traces.get(request_id)) is not None:
+            trace.hop("to", target or "coordinator", stream=stream)
+
+    def flush_progress(self) -> None:
+        """Reports at once what was counted."""
+        self._progress.flush()
+
     def finish(self, request_id: str) -> None:
         """The request's last result is routed."""
         record = self.active.pop(request_id)

@@ -1,7 +1,7 @@
 """Stage: the I/O shell around a scheduler.
 
-    control plane -> a queue per source -> input handler -> scheduler.inbox      (incoming.py)
-    scheduler.outbox -> routing -> a queue per target -> edge -> control plane   (outgoing.py, edges/)
+    control plane -> a queue per source -> input handler -> scheduler.inbox      (receiver.py)
+    scheduler.outbox -> routing -> a queue per target -> edge -> control plane   (sender.py, edges/)
 
 Everything but the scheduler runs in the event loop's thread.
 """
@@ -21,13 +21,14 @@ from sglang_omni.pipeline.stage.edges.edge import End, Item
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.failures import error_text, is_shortage
-from sglang_omni.pipeline.stage.incoming import Incoming
 from sglang_omni.pipeline.stage.input import DirectInput, InputHandler
-from sglang_omni.pipeline.stage.outgoing import GetNextFn, GetStreamDoneTargetsFn, Outgoing, ProjectFn
 from sglang_omni.pipeline.stage.profiler import StageProfiler
+from sglang_omni.pipeline.stage.receiver import ItemReceiver
 from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestTable
 from sglang_omni.pipeline.stage.scheduler_threads import SchedulerThreads
+from sglang_omni.pipeline.stage.sender import ItemSender
 from sglang_omni.pipeline.stage.stats import StatsReporter
+from sglang_omni.pipeline.stage.wiring import GetNextFn, GetStreamDoneTargetsFn, ProjectFn, Wiring
 from sglang_omni.pipeline.transport.control_plane import ControlPlaneClosed
 from sglang_omni.proto import (
     DataReadyMessage,
@@ -59,24 +60,17 @@ class Stage:
             the input handler get the names of other stages, not of their instances.
         role: ``single``, or ``leader`` in a tensor-parallel group. Followers run no Stage: the leader owns
             all I/O.
-        get_next: ``get_next(request_id, output)`` names the next stage or stages; None completes the request.
         gpu_id: The device the stage computes on, if any.
-        endpoints: ``{instance: endpoint}`` of the stages this one may send to; an empty endpoint comes with
-            an EndpointsMessage.
         control_plane: A StageControlPlane, or anything with the methods that ``as_stage_link`` asks for.
         input_handler: DirectInput unless given.
         relay: Carries payloads to and from other processes; without one, it is made from ``relay_config``:
             ``relay_type`` and the options of ``create_relay``.
         relays: Relays by edge, in place of ``relay``.
         scheduler: Runs the work; without one the stage hands payloads on as they are.
-        project_payload: ``{target: function}`` that reduces a payload to what the target needs.
-        stream_targets: Where untargeted stream chunks go; to the caller if there are none.
-        get_stream_done_targets: ``f(request_id, output)`` names the stream targets whose stream ends with
-            the result, None for none; all of them without it.
-        same_gpu_targets: Instances of targets on the same GPU, in other processes.
-        same_process_targets: Instances of targets in this process, reached through ``local_dispatcher``.
         can_accept_stream_before_payload: True if chunks may come before the payload of their request.
         is_terminal: True if the stage completes requests.
+
+    The other arguments are those of ``Wiring``; ``local_dispatcher`` is its ``dispatcher``.
     """
 
     def __init__(
@@ -115,31 +109,34 @@ class Stage:
         self.is_terminal = is_terminal
         self._threads = SchedulerThreads(name, self.scheduler, gpu_id)
         self._profiler = StageProfiler(name)
-        coordinator = CoordinatorEdge(name, self.control_plane, lambda: self._outgoing.on_sent())
+        coordinator = CoordinatorEdge(name, self.control_plane)
         self._stats = StatsReporter(name, self.scheduler, self.relays.all, coordinator.report)
-        self._progress = ProgressReporter(name, coordinator.report)
         clock = self.scheduler.work_clock if isinstance(self.scheduler, HasWorkClock) else None
-        self._requests = RequestTable(self._progress, clock, coordinator.after_sent)
-        self._outgoing = Outgoing(
-            name,
-            link=self.control_plane,
-            relays=self.relays,
-            requests=self._requests,
-            progress=self._progress,
-            coordinator=coordinator,
-            outbox=self._threads.outbox,
-            get_next=get_next,
-            endpoints=endpoints or {},
-            project_payload=project_payload or {},
-            stream_targets=stream_targets or [],
-            get_stream_done_targets=get_stream_done_targets,
-            same_gpu_targets=same_gpu_targets or (),
-            same_process_targets=same_process_targets or (),
-            dispatcher=local_dispatcher,
+        self._requests = RequestTable(
+            ProgressReporter(name, coordinator.report), clock, coordinator.after_sent
+        )
+        self._sender = ItemSender(
+            Wiring(
+                name,
+                get_next,
+                endpoints or {},
+                project_payload or {},
+                tuple(stream_targets or ()),
+                get_stream_done_targets,
+                frozenset(same_gpu_targets or ()),
+                # Without a dispatcher they are reached as those of other processes are.
+                frozenset((same_process_targets or ()) if local_dispatcher else ()),
+                local_dispatcher or LocalStageDispatcher(),
+            ),
+            self.control_plane,
+            self.relays,
+            self._requests,
+            coordinator,
+            self._threads.outbox,
             fail=self._fail,
             touch=self._stats.touch,
         )
-        self._incoming = Incoming(
+        self._receiver = ItemReceiver(
             name,
             self._requests,
             self.relays,
@@ -168,7 +165,7 @@ class Stage:
         await self.control_plane.start()
         self._shutdown = asyncio.get_running_loop().create_future()
         self.control_plane.on_lost(self._lose)
-        self._outgoing.listen()
+        self._sender.listen()
         self._threads.start()
         # The limits of what it holds are known before its first request.
         self._stats.touch()
@@ -187,7 +184,7 @@ class Stage:
         aborts = asyncio.create_task(self._receive_aborts(), name=f"{self.name}-aborts")
         tasks = [aborts]
         ends: set[asyncio.Future[Any]] = {self._shutdown, crashed}
-        if (receiving := self.control_plane.deliver_to(self._incoming.take)) is not None:
+        if (receiving := self.control_plane.deliver_to(self._receiver.take)) is not None:
             tasks.append(receiving)
             ends.add(receiving)
         try:
@@ -214,20 +211,20 @@ class Stage:
             return
         self._stopped = True
         self.scheduler.stop()
-        self._incoming.stop()
+        self._receiver.stop()
         # From here on the scheduler does not wait to emit: it must come to its end.
         outbox = self._threads.outbox
         outbox.unlisten()
         await self._threads.join(_STOP_TIMEOUT_S)
-        self._outgoing.route(outbox.take(sys.maxsize))
+        self._sender.route(outbox.take(sys.maxsize))
         try:
-            await asyncio.wait_for(self._outgoing.drain(), _STOP_TIMEOUT_S)
+            await asyncio.wait_for(self._sender.drain(), _STOP_TIMEOUT_S)
         except TimeoutError:
-            logger.warning("Stage %s: dropped %d unsent messages", self.name, self._outgoing.backlog)
+            logger.warning("Stage %s: dropped %d unsent messages", self.name, self._sender.backlog)
         await self._profiler.finish()
         self._stats.close()
-        await self._incoming.close()
-        await self._outgoing.close()
+        await self._receiver.close()
+        await self._sender.close()
         self.control_plane.close()
         self.relays.close()
 
@@ -239,15 +236,15 @@ class Stage:
 
     def receive(self, item: Item) -> Coroutine[Any, Any, None]:
         """Takes an item of a stage in this process. Waits while this stage is full."""
-        return self._incoming.receive(item)
+        return self._receiver.receive(item)
 
     async def _on_data_ready(self, message: DataReadyMessage) -> None:
         """Takes one message of another stage. Kept for the contract."""
-        await self._incoming.read(message)
+        await self._receiver.read(message)
 
     async def _on_stream_chunk(self, message: DataReadyMessage) -> None:
         """Takes one chunk of another stage's stream. Kept for the contract."""
-        await self._incoming.read(message)
+        await self._receiver.read(message)
 
     def _control(self, message: Message) -> bool:
         """Acts on a message that brings no work. Returns False if no more are to come."""
@@ -257,7 +254,7 @@ class Stage:
                     self._shutdown.set_result(None)
                 return False
             case EndpointsMessage():
-                self._outgoing.move(message.endpoints)
+                self._sender.move(message.endpoints)
             case FlushCacheMessage():
                 if isinstance(self.scheduler, HasCache):
                     self.scheduler.flush_cache()
@@ -314,4 +311,4 @@ class Stage:
         if self._requests.is_dropped(request_id):
             return
         self.abort(request_id)
-        self._outgoing.fail(End(request_id, self.name, str(error), error_info=info))
+        self._sender.fail(End(request_id, self.name, str(error), error_info=info))

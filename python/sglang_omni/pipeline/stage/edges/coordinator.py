@@ -20,14 +20,13 @@ class CoordinatorEdge:
     Args:
         instance: The sending instance.
         link: The stage's control plane.
-        on_sent: Called when something has left that had to wait.
     """
 
-    def __init__(self, instance: str, link: StageLink, on_sent: Callable[[], None]) -> None:
+    def __init__(self, instance: str, link: StageLink) -> None:
         self._instance = instance
         self._stage_name = stage_of(instance)
         self._link = link
-        self.queue = EdgeQueue(f"{instance}->{COORDINATOR}", on_sent)
+        self.queue = EdgeQueue(f"{instance}->{COORDINATOR}")
 
     async def send(self, item: Item) -> None:
         """A payload completes the request, an end fails it, a chunk goes to the caller.

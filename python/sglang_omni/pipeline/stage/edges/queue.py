@@ -42,7 +42,7 @@ class EdgeQueue:
 
     def __init__(self, name: str, on_done: Callable[[], None] = lambda: None) -> None:
         self.name = name
-        self._on_done = on_done
+        self.on_done = on_done
         # By request, in the order of their turns. No deque is empty.
         self._jobs: OrderedDict[str, deque[tuple[Job, tuple[Any, ...]]]] = OrderedDict()
         self._queued = 0
@@ -140,7 +140,7 @@ class EdgeQueue:
                     logger.exception(_LOST, self.name, request_id)
                 # An idle queue must not keep a payload's memory.
                 del job, work
-                self._on_done()
+                self.on_done()
                 done += 1
                 if done % _BATCH == 0:
                     await asyncio.sleep(0)
