@@ -24,7 +24,7 @@ from typing import Any
 from measure import progress
 
 from sglang_omni.client import GenerateRequest, SamplingParams, SyncClient
-from sglang_omni.config.io import save_config
+from sglang_omni.config.schema.load import save_config
 from sglang_omni.demo.servers import servers
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint

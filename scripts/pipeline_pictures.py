@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.config.graph import pipeline_graph
-from sglang_omni.config.graph_svg import draw_svg
-from sglang_omni.config.plan import plan_pipeline
+from sglang_omni.config.draw.graph import pipeline_graph
+from sglang_omni.config.draw.svg import draw_svg
+from sglang_omni.config.plan.pipeline import plan_pipeline
 from sglang_omni.models.multimodal.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig

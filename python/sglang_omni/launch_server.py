@@ -48,7 +48,7 @@ from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
-    from sglang_omni.config.plan import PipelinePlan
+    from sglang_omni.config.plan.pipeline import PipelinePlan
 
 logger = logging.getLogger(__name__)
 

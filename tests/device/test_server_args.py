@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from fake_cuda import needs_sglang
 
-from sglang_omni.config.memory_plan import MIB, PROMPT_GRAPH_TOKENS
+from sglang_omni.config.plan.memory_plan import MIB, PROMPT_GRAPH_TOKENS
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang import compat
 from sglang_omni.engines.sglang.settings import pool_tokens, server_args, usable_tokens

@@ -12,7 +12,7 @@ from fake_cuda import needs_sglang
 from fake_gpus import install
 from published_shapes import write_text_model
 
-from sglang_omni.config.factory_args import resolve_stage_factory_args
+from sglang_omni.config.factories.factory_args import resolve_stage_factory_args
 from sglang_omni.engines import text as text_engines
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang.text_models import module_of

@@ -21,7 +21,7 @@ from sample_media import audio_part, image_part, picture, sound, user
 from sound_checks import check_sound
 
 from sglang_omni.client.audio import decode_pcm, decode_wav
-from sglang_omni.config.io import save_config
+from sglang_omni.config.schema.load import save_config
 from sglang_omni.models.qwen2_5_omni.config import Qwen25OmniColocatedPipelineConfig
 from sglang_omni.models.qwen2_5_omni.preprocess import SPEECH_PROMPT
 

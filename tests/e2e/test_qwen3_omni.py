@@ -28,7 +28,7 @@ from sound_checks import check_sound
 
 from sglang_omni.client.audio import decode_pcm, decode_wav
 from sglang_omni.config import PipelineConfig
-from sglang_omni.config.io import save_config
+from sglang_omni.config.schema.load import save_config
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniColocatedPipelineConfig, Qwen3OmniPipelineConfig
 
 CASES = {case.name: case for case in all_cases()}

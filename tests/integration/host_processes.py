@@ -16,7 +16,7 @@ from network_namespaces import Network, network
 from program_lines import Lines
 
 from sglang_omni.config import PipelineConfig, StageConfig
-from sglang_omni.config.io import config_to_dict
+from sglang_omni.config.schema.load import config_to_dict
 
 HERE = Path(__file__).parent
 # Bounds a wait for what must happen; what is tested is that it happens.

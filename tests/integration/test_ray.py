@@ -27,7 +27,7 @@ from ray.util import list_named_actors, placement_group_table
 from waiting import until
 
 from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
-from sglang_omni.config.io import save_config
+from sglang_omni.config.schema.load import save_config
 from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 

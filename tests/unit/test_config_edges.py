@@ -27,7 +27,7 @@ from sglang_omni.config import (
     stage_instances,
     validate_config,
 )
-from sglang_omni.config.relay_backends import relay_backend
+from sglang_omni.config.schema.relay_backends import relay_backend
 from sglang_omni.pipeline.processes.plan import plan_stage_launch
 
 

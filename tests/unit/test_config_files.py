@@ -27,7 +27,7 @@ from sglang_omni.config import (
     save_config,
     validate_config,
 )
-from sglang_omni.config.config_cls import find_config_cls
+from sglang_omni.config.schema.config_cls import find_config_cls
 
 HERE = __name__
 
@@ -211,7 +211,7 @@ def test_a_bare_name_is_looked_for_among_the_bundled_models(
         (tmp_path / path).write_text("")
     (tmp_path / "bundled/fam/config.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("sglang_omni.config.config_cls._MODELS", "bundled")
+    monkeypatch.setattr("sglang_omni.config.schema.config_cls._MODELS", "bundled")
     found = find("BundledConfig")
     assert (found.__module__, found.__name__) == ("bundled.fam.config", "BundledConfig")
 

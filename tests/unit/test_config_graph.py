@@ -14,11 +14,11 @@ from generated_page import load_script
 
 from sglang_omni.cli import main
 from sglang_omni.config import PipelineConfig, plan_pipeline
-from sglang_omni.config.graph import PipelineGraph, pipeline_graph
-from sglang_omni.config.graph_layout import Layout, lay_out
-from sglang_omni.config.graph_mermaid import draw_mermaid
-from sglang_omni.config.graph_svg import draw_svg
-from sglang_omni.config.graph_text import draw_text
+from sglang_omni.config.draw.graph import PipelineGraph, pipeline_graph
+from sglang_omni.config.draw.layout import Layout, lay_out
+from sglang_omni.config.draw.mermaid import draw_mermaid
+from sglang_omni.config.draw.svg import draw_svg
+from sglang_omni.config.draw.text import draw_text
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 

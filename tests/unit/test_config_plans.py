@@ -20,7 +20,7 @@ from sglang_omni.config import (
     build_stage_placement_plan,
     resolve_stage_gpu_ids,
 )
-from sglang_omni.config.edges import terminals_after
+from sglang_omni.config.plan.edges import terminals_after
 
 
 def chain(*stages: dict[str, Any], **fields: Any) -> PipelineConfig:

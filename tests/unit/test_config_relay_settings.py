@@ -9,7 +9,7 @@ import pytest
 from edge_pipelines import RANKED, edges_of, pipeline, stage
 
 from sglang_omni.config import ConfigError, PipelineConfig, RelayConfig, stage_instances, validate_config
-from sglang_omni.config.io import config_to_dict
+from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.pipeline.processes.plan import plan_stage_launch
 
 

@@ -19,7 +19,7 @@ from published_variants import VARIANTS, resaved, variant
 from sglang_omni import cli
 from sglang_omni.cli.tiny_checkpoint import MAKERS
 from sglang_omni.config import PipelineConfig, validate_config
-from sglang_omni.config.factory_args import merge_factory_args
+from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.families import FAMILIES, Family, family_named
 from sglang_omni.proto.tasks import TASKS
 from sglang_omni.published import published_codec, published_model

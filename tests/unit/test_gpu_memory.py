@@ -17,11 +17,11 @@ from published_shapes import write_qwen3_omni, write_text_model
 
 from sglang_omni import cli, launch_server
 from sglang_omni.config import PipelineConfig, validate_config
-from sglang_omni.config.factory_args import merge_factory_args
-from sglang_omni.config.memory import CONTEXT_BYTES, fit_memory, plan_memory
-from sglang_omni.config.memory_plan import GIB, refusal
-from sglang_omni.config.overrides import override_stage, override_stages
-from sglang_omni.config.weights import loaded_bytes, tensor_sizes
+from sglang_omni.config.factories.factory_args import merge_factory_args
+from sglang_omni.config.plan.memory import CONTEXT_BYTES, fit_memory, plan_memory
+from sglang_omni.config.plan.memory_plan import GIB, refusal
+from sglang_omni.config.factories.overrides import override_stage, override_stages
+from sglang_omni.config.plan.weights import loaded_bytes, tensor_sizes
 from sglang_omni.models.multimodal.memory import MAX_JOINED_BYTES
 from sglang_omni.models.multimodal.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import (
@@ -76,7 +76,7 @@ def test_a_quantized_checkpoint_counts_what_it_stores(tmp_path: Path) -> None:
 
 def test_sizes_are_read_without_torch_and_without_the_weights(omni: str) -> None:
     code = (
-        "import sys; from sglang_omni.config.weights import tensor_sizes;"
+        "import sys; from sglang_omni.config.plan.weights import tensor_sizes;"
         f"print(len(tensor_sizes({omni!r})), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

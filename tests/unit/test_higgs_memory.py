@@ -9,8 +9,8 @@ from fake_gpus import fake_gpus
 from higgs_oracle import HiggsOracle
 
 from sglang_omni.config import validate_config
-from sglang_omni.config.memory import fit_memory
-from sglang_omni.config.weights import tensor_sizes
+from sglang_omni.config.plan.memory import fit_memory
+from sglang_omni.config.plan.weights import tensor_sizes
 from sglang_omni.models.higgs_audio_v2.config import HiggsAudioPipelineConfig
 
 

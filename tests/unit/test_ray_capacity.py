@@ -10,7 +10,7 @@ import pytest
 
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
-from sglang_omni.config.plan import plan_pipeline, with_placeholder_nodes
+from sglang_omni.config.plan.pipeline import plan_pipeline, with_placeholder_nodes
 from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.processes.ray.actor import on_first_gpu
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, Demand, demand_of, most_cpus

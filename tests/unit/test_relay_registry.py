@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sglang_omni.config import PipelineConfig, RelayConfig, StageConfig, validate_pipeline
-from sglang_omni.config.relay_backends import BUILT_IN, network_backends, relay_backend
+from sglang_omni.config.schema.relay_backends import BUILT_IN, network_backends, relay_backend
 from sglang_omni.relay import create_relay, register_relay
 from sglang_omni.relay.base import BUILT_IN_MODULES
 from sglang_omni.relay.bind_guard import device_of, own_addresses

@@ -11,9 +11,9 @@ import pytest
 from fake_gpus import fake_gpus
 
 from sglang_omni.config import validate_config
-from sglang_omni.config.factory_args import merge_factory_args
-from sglang_omni.config.memory import fit_memory
-from sglang_omni.config.memory_plan import GIB
+from sglang_omni.config.factories.factory_args import merge_factory_args
+from sglang_omni.config.plan.memory import fit_memory
+from sglang_omni.config.plan.memory_plan import GIB
 from sglang_omni.models.csm.config import CsmPipelineConfig
 
 HIDDEN, GROUPS, CODES = 2048, 32, 2051

@@ -10,9 +10,9 @@ import pytest
 from fake_gpus import fake_gpus
 
 from sglang_omni.config import PipelineConfig, validate_config
-from sglang_omni.config.factory_args import merge_factory_args
-from sglang_omni.config.memory import fit_memory
-from sglang_omni.config.memory_plan import GIB, StageMemory
+from sglang_omni.config.factories.factory_args import merge_factory_args
+from sglang_omni.config.plan.memory import fit_memory
+from sglang_omni.config.plan.memory_plan import GIB, StageMemory
 from sglang_omni.models.qwen3_asr.config import Qwen3ASRPipelineConfig
 from sglang_omni.models.whisper.config import WhisperPipelineConfig
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sglang_omni.config.weights import tensor_sizes
+from sglang_omni.config.plan.weights import tensor_sizes
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.weight_files import weight_files
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from sglang_omni.config.memory import CountsMemory, MemoryDemand, fit_memory
-from sglang_omni.config.memory_plan import MemoryOfGpu, MemoryPlan
-from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.plan.memory import CountsMemory, MemoryDemand, fit_memory
+from sglang_omni.config.plan.memory_plan import MemoryOfGpu, MemoryPlan
+from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
 
 
 class PipelinesOnGpus:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from sglang_omni.config.strict import Integer, Number, StrictModel
+from sglang_omni.config.schema.strict import Integer, Number, StrictModel
 
 #: The environment variable that holds a server's key if no other is named.
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"

@@ -64,17 +64,17 @@ def main(argv: Sequence[str], *, prog: str) -> int:
 def _draw(config: PipelineConfig, wanted: str | None, output: Path | None) -> None:
     """Draws the graph of a config in the format that is wanted or, if none is, that the file's name says."""
     from sglang_omni.config import validate_config
-    from sglang_omni.config.graph import pipeline_graph
+    from sglang_omni.config.draw.graph import pipeline_graph
 
     # Nothing is run, so the modules that the config names need not be installed here; they must be there.
     graph = pipeline_graph(validate_config(config))
     match wanted or _SUFFIXES.get(output.suffix if output is not None else "", "text"):
         case "svg":
-            from sglang_omni.config.graph_svg import draw_svg as draw
+            from sglang_omni.config.draw.svg import draw_svg as draw
         case "mermaid":
-            from sglang_omni.config.graph_mermaid import draw_mermaid as draw
+            from sglang_omni.config.draw.mermaid import draw_mermaid as draw
         case _:
-            from sglang_omni.config.graph_text import draw_text as draw
+            from sglang_omni.config.draw.text import draw_text as draw
     drawn = draw(graph).rstrip("\n") + "\n"
     if output is None:
         print(drawn, end="")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sglang_omni.config.split import check_split
+from sglang_omni.config.plan.split import check_split
 from sglang_omni.model_runner.config import DecoderConfig
 
 # A rank may load for minutes. The supervisor notices a rank that ended long before this.

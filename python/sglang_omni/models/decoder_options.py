@@ -10,7 +10,7 @@ from sglang_omni.models.loading import available_cores, placement
 from sglang_omni.models.memory import memory_on_gpu, share_bytes
 
 if TYPE_CHECKING:
-    from sglang_omni.config.memory import MemoryDemand
+    from sglang_omni.config.plan.memory import MemoryDemand
     from sglang_omni.engines.options import EngineOptions
     from sglang_omni.models.decoder_args import DecoderArgs
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.config.memory import CONTEXT_BYTES, MemoryDemand, choose, reserve_of
-from sglang_omni.config.memory_plan import MIB, PROMPT_GRAPH_TOKENS, Setting, StageMemory, gib
-from sglang_omni.config.weights import (
+from sglang_omni.config.plan.memory import CONTEXT_BYTES, MemoryDemand, choose, reserve_of
+from sglang_omni.config.plan.memory_plan import MIB, PROMPT_GRAPH_TOKENS, Setting, StageMemory, gib
+from sglang_omni.config.plan.weights import (
     ITEM_BYTES,
     ONLINE_QUANTIZATIONS,
     TensorSize,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from sglang_omni.config.relay_backends import (
+from sglang_omni.config.schema.relay_backends import (
     constructor_parameters,
     declare_backend,
     import_relay,

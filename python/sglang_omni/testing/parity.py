@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.config.overrides import override_stages
+from sglang_omni.config.factories.overrides import override_stages
 from sglang_omni.testing.answers import Answer, Case, Reference, difference, read_answer
 from sglang_omni.testing.asking import Asker, Reply, running
 from sglang_omni.testing.report import Difference, Report, Row, Timing

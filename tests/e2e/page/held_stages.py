@@ -14,7 +14,7 @@ import uvicorn
 
 from sglang_omni.client import Client
 from sglang_omni.config import PipelineConfig, StageConfig, plan_pipeline
-from sglang_omni.config.graph import pipeline_graph
+from sglang_omni.config.draw.graph import pipeline_graph
 from sglang_omni.pipeline.compile import PipelineRunner, compile_pipeline
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox

@@ -10,7 +10,7 @@ import pytest
 from owned_server import PATIENCE, Served, served
 
 from sglang_omni.config import PipelineConfig, StageConfig, plan_pipeline
-from sglang_omni.config.graph import PipelineGraph, pipeline_graph
+from sglang_omni.config.draw.graph import PipelineGraph, pipeline_graph
 from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.auth import ADMIN_PATHS
 

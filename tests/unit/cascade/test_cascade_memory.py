@@ -12,9 +12,9 @@ from published_shapes import write_text_model
 from sglang_omni.cascade.config import CascadePipelineConfig
 from sglang_omni.cascade.local import as_part
 from sglang_omni.config import PipelineConfig, StageConfig, validate_config
-from sglang_omni.config.factory_args import resolve_stage_factory_args
-from sglang_omni.config.memory import MemoryDemand
-from sglang_omni.config.memory_plan import GIB, MIB, Setting
+from sglang_omni.config.factories.factory_args import resolve_stage_factory_args
+from sglang_omni.config.plan.memory import MemoryDemand
+from sglang_omni.config.plan.memory_plan import GIB, MIB, Setting
 from sglang_omni.gpus import Gpu
 
 

@@ -10,8 +10,8 @@ from fake_gpus import fake_gpus
 from fish_s2_oracle import SHAPE
 
 from sglang_omni.config import validate_config
-from sglang_omni.config.factory_args import merge_factory_args
-from sglang_omni.config.memory import fit_memory
+from sglang_omni.config.factories.factory_args import merge_factory_args
+from sglang_omni.config.plan.memory import fit_memory
 from sglang_omni.models.fish_s2_pro import tiny_checkpoint
 from sglang_omni.models.fish_s2_pro.config import FishS2PipelineConfig, default_config
 from sglang_omni.models.fish_s2_pro.stages import create_codec

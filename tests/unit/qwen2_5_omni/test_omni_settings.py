@@ -18,7 +18,7 @@ from fake_gpus import fake_gpus
 from safetensors.torch import load_file
 
 from sglang_omni import cli
-from sglang_omni.config.memory import fit_memory
+from sglang_omni.config.plan.memory import fit_memory
 from sglang_omni.models.multimodal.request import thinker_sampling
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
 from sglang_omni.models.qwen2_5_omni.components.shapes import thinker_config

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sglang_omni.config import validate_config
-from sglang_omni.config.plan import plan_pipeline
+from sglang_omni.config.plan.pipeline import plan_pipeline
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.models.multimodal import decode, joining, routing
 from sglang_omni.models.multimodal.payloads import MediaShape, Prompt

@@ -15,9 +15,9 @@ from published_shapes import write_qwen3_omni, write_text_model
 
 from sglang_omni import launch_server, ram
 from sglang_omni.cli import check
-from sglang_omni.config.factory_args import resolve_stage_factory_args, stage_factory_path
+from sglang_omni.config.factories.factory_args import resolve_stage_factory_args, stage_factory_path
 from sglang_omni.config.imports import import_callable
-from sglang_omni.config.memory_plan import GIB
+from sglang_omni.config.plan.memory_plan import GIB
 from sglang_omni.families import FAMILIES, Family, family_named
 from sglang_omni.gpus import assuming
 from sglang_omni.model_runner.headers import naming_all

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_omni import __version__, cli, launch_host, launch_server
-from sglang_omni.config.split import check_split, possible_splits
+from sglang_omni.config.plan.split import check_split, possible_splits
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.serve.launch.model_flags import apply_model_flags
 

@@ -16,7 +16,7 @@ from sglang_omni import diagnosis, toolkit
 from sglang_omni.cli import doctor
 from sglang_omni.cli.doctor import machine as examined
 from sglang_omni.config import PipelineConfig, StageConfig
-from sglang_omni.config.plan import PipelinePlan, plan_pipeline
+from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline
 from sglang_omni.gpus import Gpu, NvmlUnknown, nvlink_pairs
 from sglang_omni.relay.shm.cuda_driver import CudaError, NoCudaDriver
 from sglang_omni.serve.launch import preflight

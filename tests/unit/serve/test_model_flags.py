@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_omni import launch_server
-from sglang_omni.config.factory_args import resolve_stage_factory_args
+from sglang_omni.config.factories.factory_args import resolve_stage_factory_args
 from sglang_omni.launch_server import build_parser
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig

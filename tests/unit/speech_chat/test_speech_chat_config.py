@@ -9,8 +9,8 @@ import pytest
 
 from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.imports import signature_of
-from sglang_omni.config.placement import build_stage_placement_plan
-from sglang_omni.config.topology import build_process_topology_plan
+from sglang_omni.config.plan.placement import build_stage_placement_plan
+from sglang_omni.config.plan.topology import build_process_topology_plan
 from sglang_omni.models.speech_chat.config import BUNDLED, SpeechChatPipelineConfig
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.config.memory_plan import PROMPT_GRAPH_TOKENS
+from sglang_omni.config.plan.memory_plan import PROMPT_GRAPH_TOKENS
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang.lora import lora_settings
 from sglang_omni.gpus import CUSTOM_ALL_REDUCE

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.config.memory import MemoryDemand
-from sglang_omni.config.memory_plan import MIB
-from sglang_omni.config.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
+from sglang_omni.config.plan.memory import MemoryDemand
+from sglang_omni.config.plan.memory_plan import MIB
+from sglang_omni.config.plan.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
 from sglang_omni.models.higgs_audio_v2.codec_place import codec_dir
 from sglang_omni.preprocessing.text import read_json
 

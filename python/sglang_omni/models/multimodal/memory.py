@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sglang_omni.config.memory import MemoryDemand
-from sglang_omni.config.memory_plan import MIB
-from sglang_omni.config.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
+from sglang_omni.config.plan.memory import MemoryDemand
+from sglang_omni.config.plan.memory_plan import MIB
+from sglang_omni.config.plan.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.models.memory import decoder_demand, dtype_of, weights_and_loading
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint

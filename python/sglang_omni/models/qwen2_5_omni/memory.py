@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_omni.config.memory import MemoryDemand
-from sglang_omni.config.weights import loaded_bytes, tensor_sizes
+from sglang_omni.config.plan.memory import MemoryDemand
+from sglang_omni.config.plan.weights import loaded_bytes, tensor_sizes
 from sglang_omni.models.multimodal.memory import (
     LIBRARIES,
     audio_encoder_demand,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Seque
 from dataclasses import replace
 from typing import Any
 
-from sglang_omni.config.instances import instance_name, stage_of
+from sglang_omni.config.plan.instances import instance_name, stage_of
 from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
 from sglang_omni.pipeline.coordinator.directory import StageDirectory
 from sglang_omni.pipeline.coordinator.in_flight import InFlightCounts

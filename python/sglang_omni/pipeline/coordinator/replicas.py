@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sglang_omni.config.instances import replica_of, stage_of
+from sglang_omni.config.plan.instances import replica_of, stage_of
 from sglang_omni.proto import Replicas
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_omni.config.instances import stage_of
+from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.proto import RequestState, StageTime
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from sglang_omni.config.plan import PipelinePlan
+from sglang_omni.config.plan.pipeline import PipelinePlan
 from sglang_omni.pipeline.processes.pulse import Vitals
 from sglang_omni.pipeline.specs import ProcessSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from sglang_omni.config.plan import PipelinePlan
+from sglang_omni.config.plan.pipeline import PipelinePlan
 from sglang_omni.gpus import visible_devices
 from sglang_omni.pipeline.processes.environment import (
     all_reduce_environment,

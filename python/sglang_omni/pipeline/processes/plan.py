@@ -20,10 +20,10 @@ from sglang_omni.config import (
     StageInstance,
     stage_instances,
 )
-from sglang_omni.config.factory_args import merge_factory_args
-from sglang_omni.config.placement import StagePlacementPlan
-from sglang_omni.config.plan import PipelinePlan, plan_pipeline
-from sglang_omni.config.topology import ProcessTopologyPlan
+from sglang_omni.config.factories.factory_args import merge_factory_args
+from sglang_omni.config.plan.placement import StagePlacementPlan
+from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline
+from sglang_omni.config.plan.topology import ProcessTopologyPlan
 from sglang_omni.pipeline.processes.run_dir import (
     IpcRuntimeDir,
     create_ipc_runtime_dir,

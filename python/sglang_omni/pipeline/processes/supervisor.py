@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from sglang_omni.config.instances import stage_of
+from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess, Launcher
 from sglang_omni.pipeline.processes.plan import RunPlan

@@ -12,7 +12,7 @@ from sglang_omni.config import (
     StageConfig,
     import_callable,
 )
-from sglang_omni.config.factory_args import (
+from sglang_omni.config.factories.factory_args import (
     complete_factory_args,
     refuse_unread_gpu,
     stage_factory_path,

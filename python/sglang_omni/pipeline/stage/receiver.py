@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import Queue
 from typing import Any
 
-from sglang_omni.config.instances import stage_of
+from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.pipeline.stage.backpressure import Backpressure
 from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue

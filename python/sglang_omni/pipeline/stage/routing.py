@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sglang_omni.config.instances import instance_name
+from sglang_omni.config.plan.instances import instance_name
 from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR
 from sglang_omni.pipeline.stage.edges.edge import End, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut

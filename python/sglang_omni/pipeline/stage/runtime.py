@@ -15,7 +15,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from typing import Any, Literal
 
 from sglang_omni.compat.control_plane import StageLink, as_stage_link
-from sglang_omni.config.instances import stage_of
+from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.pipeline.stage.edges.coordinator import CoordinatorEdge
 from sglang_omni.pipeline.stage.edges.edge import End, Item
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from sglang_omni.config.instances import stage_of
+from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.proto import StagePayload
 

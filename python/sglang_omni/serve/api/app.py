@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 
 from sglang_omni import __version__
 from sglang_omni.client import Client
-from sglang_omni.config.graph import PipelineGraph
+from sglang_omni.config.draw.graph import PipelineGraph
 from sglang_omni.serve.api import errors
 from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.admin import admin_routes

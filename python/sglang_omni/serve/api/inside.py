@@ -16,8 +16,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from sglang_omni.client import RequestError
-from sglang_omni.config.graph_layout import laid_out_values
-from sglang_omni.config.instances import stage_of
+from sglang_omni.config.draw.layout import laid_out_values
+from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.serve.api.history import Generation
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import AppState

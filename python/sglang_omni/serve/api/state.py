@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.client import Client, RequestError
-from sglang_omni.config.graph import PipelineGraph
+from sglang_omni.config.draw.graph import PipelineGraph
 from sglang_omni.config.nearest import nearest
 from sglang_omni.preprocessing.request_params import RequestParams, TaskParams, check_params
 from sglang_omni.random_weights import has_random_weights

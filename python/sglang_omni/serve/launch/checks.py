@@ -18,7 +18,7 @@ from sglang_omni.serve.launch.preflight import check_gpus
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
-    from sglang_omni.config.plan import PipelinePlan
+    from sglang_omni.config.plan.pipeline import PipelinePlan
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def check_weights(model_path: str, checks: Checks) -> None:
     Raises:
         FileNotFoundError, ValueError: They are not.
     """
-    from sglang_omni.config.weights import tensor_sizes
+    from sglang_omni.config.plan.weights import tensor_sizes
 
     sizes = tensor_sizes(model_path)
     dtypes = ", ".join(sorted({size.dtype for size in sizes}))

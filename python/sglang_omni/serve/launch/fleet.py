@@ -21,7 +21,7 @@ from sglang_omni.serve.launch.stopping import StopSignals
 from sglang_omni.supervision.ports import bind, bind_alone
 
 if TYPE_CHECKING:
-    from sglang_omni.config.plan import PipelinePlan
+    from sglang_omni.config.plan.pipeline import PipelinePlan
 
 logger = logging.getLogger(__name__)
 

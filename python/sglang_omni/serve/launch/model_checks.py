@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.config.defaults import NO_ENDS, HasDefaults
+from sglang_omni.config.schema.defaults import NO_ENDS, HasDefaults
 from sglang_omni.model_runner.headers import HeaderReport, NotCompared, headers_only
 from sglang_omni.serve.launch.checks import Checks, sentence
 
@@ -70,7 +70,7 @@ def _build(
     config: PipelineConfig, name: str, report: HeaderReport, checks: Checks, unseen: Sequence[Path]
 ) -> None:
     from sglang_omni.config import import_callable, resolve_stage_factory_args
-    from sglang_omni.config.factory_args import stage_factory_path
+    from sglang_omni.config.factories.factory_args import stage_factory_path
 
     stage = config.stage(name)
     path, field = stage_factory_path(stage)

@@ -207,7 +207,7 @@ def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
     Raises:
         ValueError: No stage has what a flag sets, or a ``--stage`` is wrong; the text names the flag.
     """
-    from sglang_omni.config.overrides import override_stage, override_stages
+    from sglang_omni.config.factories.overrides import override_stage, override_stages
 
     for flag in _FLAGS:
         value = getattr(args, _name(flag))

@@ -100,7 +100,7 @@ def load_cascade(args: argparse.Namespace, *, weights: bool = True) -> PipelineC
 
     from sglang_omni.cascade.part import checked_url
     from sglang_omni.config import import_string
-    from sglang_omni.config.io import describe_errors
+    from sglang_omni.config.schema.load import describe_errors
     from sglang_omni.serve.launch.pipelines import LaunchError, pipeline_for
 
     fields: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def load_cascade(args: argparse.Namespace, *, weights: bool = True) -> PipelineC
 def _as_part(name: PartName, config: PipelineConfig, args: argparse.Namespace) -> dict[str, Any]:
     """The pipeline of a part, with the settings of ``--stage asr.STAGE.NAME=VALUE``."""
     from sglang_omni.cascade.local import as_part
-    from sglang_omni.config.overrides import override_stage
+    from sglang_omni.config.factories.overrides import override_stage
     from sglang_omni.serve.launch.pipelines import LaunchError
 
     try:

@@ -15,8 +15,8 @@ from sglang_omni.serve.launch.registry import PipelineError, own_files, pipeline
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
-    from sglang_omni.config.memory_plan import MemoryPlan
-    from sglang_omni.config.ram import RamPlan
+    from sglang_omni.config.plan.memory_plan import MemoryPlan
+    from sglang_omni.config.plan.ram import RamPlan
 
 DEFAULT_MODEL = "speech-chat"
 
@@ -86,7 +86,7 @@ def pipeline_for(
 
 def _is_wanted_from_hub(config: PipelineConfig) -> bool:
     """Whether a config file's ``model_path`` is a hub's id that a stage's factory is given."""
-    from sglang_omni.config.overrides import takers
+    from sglang_omni.config.factories.overrides import takers
 
     try:
         return hub.is_repo_id(config.model_path) and bool(takers(config, "model_path"))
@@ -162,7 +162,7 @@ def check_split(config: PipelineConfig) -> None:
     Raises:
         LaunchError: It cannot; the text says into how many it can.
     """
-    from sglang_omni.config import split
+    from sglang_omni.config.plan.pipeline import split
 
     decoder_fields = getattr(config, "decoder_fields", None)
     for stage in config.stages:
@@ -190,8 +190,8 @@ def fit_gpus(config: PipelineConfig, *, elsewhere: bool = False) -> MemoryPlan |
         FileNotFoundError, ValueError: The checkpoint cannot be read.
         LaunchError: The models do not fit; the text is a table with what is needed, and what to change.
     """
-    from sglang_omni.config.memory import fit_memory
-    from sglang_omni.config.memory_plan import refusal
+    from sglang_omni.config.plan.memory import fit_memory
+    from sglang_omni.config.plan.memory_plan import refusal
     from sglang_omni.gpus import visible_gpus, with_use
 
     gpus = visible_gpus()
@@ -221,7 +221,7 @@ def fit_ram(config: PipelineConfig, replicas: int = 1) -> RamPlan | None:
         FileNotFoundError, ValueError: The checkpoint cannot be read.
         LaunchError: They do not fit; the text says what is needed, and what to change.
     """
-    from sglang_omni.config.ram import plan_ram
+    from sglang_omni.config.plan.ram import plan_ram
     from sglang_omni.ram import available_ram
 
     ram = available_ram()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from sglang_omni.config import PipelineConfig
-    from sglang_omni.config.plan import PipelinePlan
+    from sglang_omni.config.plan.pipeline import PipelinePlan
 
 logger = logging.getLogger(__name__)
 

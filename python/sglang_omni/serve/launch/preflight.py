@@ -11,7 +11,7 @@ from sglang_omni.gpus import visible_gpus
 from sglang_omni.serve.launch.pipelines import LaunchError
 
 if TYPE_CHECKING:
-    from sglang_omni.config.plan import PipelinePlan
+    from sglang_omni.config.plan.pipeline import PipelinePlan
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import ray
 from ray.util.metrics import Gauge
 
-from sglang_omni.config.plan import plan_pipeline
+from sglang_omni.config.plan.pipeline import plan_pipeline
 from sglang_omni.pipeline.processes import process
 from sglang_omni.pipeline.processes.child import (
     LONGEST_TRACEBACK,

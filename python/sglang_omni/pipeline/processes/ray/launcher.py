@@ -33,8 +33,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.config.instances import is_placeholder
-from sglang_omni.config.plan import PipelinePlan, with_placeholder_nodes
+from sglang_omni.config.plan.instances import is_placeholder
+from sglang_omni.config.plan.pipeline import PipelinePlan, with_placeholder_nodes
 from sglang_omni.pipeline.processes.environment import ONE_DEVICE, UNEQUAL_MEMORY
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.ray.actor import Arrival, StageActor

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_omni.compat.control_plane import StageLink
-from sglang_omni.config.instances import stage_of
+from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.pipeline.stage.edges.edge import Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.proto import CompleteMessage, ProgressMessage, StatsMessage, StreamMessage

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.config.edges import Edge
-from sglang_omni.config.instances import instances_of, stage_of
-from sglang_omni.config.plan import PipelinePlan
-from sglang_omni.config.relay_backends import is_class_path
-from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.plan.edges import Edge
+from sglang_omni.config.plan.instances import instances_of, stage_of
+from sglang_omni.config.plan.pipeline import PipelinePlan
+from sglang_omni.config.schema.relay_backends import is_class_path
+from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
 
 
 @dataclass(frozen=True)

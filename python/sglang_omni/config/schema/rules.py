@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sglang_omni.config.nearest import did_you_mean
-from sglang_omni.config.relay_backends import refuse_unknown_backend, refuse_unknown_options
+from sglang_omni.config.schema.relay_backends import refuse_unknown_backend, refuse_unknown_options
 
 if TYPE_CHECKING:
-    from sglang_omni.config.schema import EndpointsConfig, PipelineConfig, StageConfig
+    from sglang_omni.config.schema.pipeline import EndpointsConfig, PipelineConfig, StageConfig
 
 #: Typed runtime values that ``runtime_arg_map`` may hand to a factory.
 RUNTIME_VALUES = ("max_seq_len", "video_fps", "total_gpu_memory_fraction", "mem_fraction_static")

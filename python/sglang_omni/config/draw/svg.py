@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from sglang_omni.config.graph import GraphEdge, GraphStage, PipelineGraph
-from sglang_omni.config.graph_layout import Spot, lay_out
+from sglang_omni.config.draw.graph import GraphEdge, GraphStage, PipelineGraph
+from sglang_omni.config.draw.layout import Spot, lay_out
 
 # Pixels. A character of the labels' font is about this wide.
 _CHAR, _SMALL_CHAR = 8.2, 6.4

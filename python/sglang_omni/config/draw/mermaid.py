@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sglang_omni.config.graph import GraphStage, PipelineGraph
+from sglang_omni.config.draw.graph import GraphStage, PipelineGraph
 
 
 def draw_mermaid(graph: PipelineGraph) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from sglang_omni.config.edges import check_edges, check_inputs, check_terminals, merge_replicas
-from sglang_omni.config.factory_args import (
+from sglang_omni.config.plan.edges import check_edges, check_inputs, check_terminals, merge_replicas
+from sglang_omni.config.factories.factory_args import (
     injected_args,
     merge_factory_args,
     refuse_unread_gpu,
@@ -17,14 +17,14 @@ from sglang_omni.config.factory_args import (
     unknown_argument,
 )
 from sglang_omni.config.imports import Signature, inspect_path
-from sglang_omni.config.instances import instances_of, is_placeholder, stage_instances, stage_of
-from sglang_omni.config.io import ConfigError, config_to_dict
-from sglang_omni.config.memory_plan import MemoryPlan
-from sglang_omni.config.placement import gpu_label, resolve_stage_gpu_ids
-from sglang_omni.config.plan import PipelinePlan, plan_pipeline, with_placeholder_nodes
-from sglang_omni.config.relay_backends import is_class_path
-from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.validation import validate_pipeline
+from sglang_omni.config.plan.instances import instances_of, is_placeholder, stage_instances, stage_of
+from sglang_omni.config.schema.load import ConfigError, config_to_dict
+from sglang_omni.config.plan.memory_plan import MemoryPlan
+from sglang_omni.config.plan.placement import gpu_label, resolve_stage_gpu_ids
+from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline, with_placeholder_nodes
+from sglang_omni.config.schema.relay_backends import is_class_path
+from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema.rules import validate_pipeline
 
 
 def validate_config(config: PipelineConfig) -> PipelinePlan:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.config.graph import GraphEdge, PipelineGraph
+from sglang_omni.config.draw.graph import GraphEdge, PipelineGraph
 
 _SWEEPS = 8
 # How much more a bend in a long edge counts than a stage that is not in the middle of its neighbours.

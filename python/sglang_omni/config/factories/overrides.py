@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from sglang_omni.config.factory_args import stage_factory_path
+from sglang_omni.config.factories.factory_args import stage_factory_path
 from sglang_omni.config.imports import import_callable, signature_of
 from sglang_omni.config.nearest import did_you_mean
-from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.strict import error_text
+from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema.strict import error_text
 
 
 def override_stage(config: PipelineConfig, setting: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
-from sglang_omni.config.factory_args import merge_factory_args
-from sglang_omni.config.instances import StageInstance, instances_of
-from sglang_omni.config.memory_plan import (
+from sglang_omni.config.factories.factory_args import merge_factory_args
+from sglang_omni.config.plan.instances import StageInstance, instances_of
+from sglang_omni.config.plan.memory_plan import (
     GIB,
     MIB,
     NO_POOL,
@@ -20,7 +20,7 @@ from sglang_omni.config.memory_plan import (
     StageMemory,
     gib,
 )
-from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
 
 # What a process takes of a GPU beside its tensors: its CUDA context, and the kernels of torch and cuBLAS, of
 # attention, and those that SGLang and Triton compile.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sglang_omni.config.strict import StrictModel
+from sglang_omni.config.schema.strict import StrictModel
 from sglang_omni.proto.tasks import Task
 
 

@@ -23,11 +23,11 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from sglang_omni.config.config_cls import find_config_cls
-from sglang_omni.config.serves import ServesConfig
-from sglang_omni.config.strict import Integer, Number, StrictModel, dotted, error_text
-from sglang_omni.config.validation import refuse_unknown_stages, validate_pipeline
-from sglang_omni.config.watchdog import WatchdogConfig
+from sglang_omni.config.schema.config_cls import find_config_cls
+from sglang_omni.config.schema.serves import ServesConfig
+from sglang_omni.config.schema.strict import Integer, Number, StrictModel, dotted, error_text
+from sglang_omni.config.schema.rules import refuse_unknown_stages, validate_pipeline
+from sglang_omni.config.schema.watchdog import WatchdogConfig
 
 # Fields of a stage that hold one value or a list, in words.
 _ONE_OR_MORE = {

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from sglang_omni.config.graph import GraphEdge, GraphStage, PipelineGraph
-from sglang_omni.config.graph_layout import Layout, Spot, keep_apart, lay_out
+from sglang_omni.config.draw.graph import GraphEdge, GraphStage, PipelineGraph
+from sglang_omni.config.draw.layout import Layout, Spot, keep_apart, lay_out
 
 WIDTH = 80
 # Columns between boxes: more of them if two lines would otherwise change places in the same two columns.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from sglang_omni.config.strict import Integer, Number, StrictModel
+from sglang_omni.config.schema.strict import Integer, Number, StrictModel
 
 
 class WatchdogConfig(StrictModel):
