@@ -8,7 +8,7 @@ from measure import Samples
 from peer import answer
 from three_stages import PIPELINES, Load
 
-from sglang_omni.config.schema.pipeline import CommConfig, PipelineConfig, StageConfig
+from sglang_omni.config.schema import CommConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 
 MESSAGES = {"messages": "sglang_omni.scheduling.message"}

@@ -23,8 +23,8 @@ from pathlib import Path
 from measure import conditions, progress
 
 from sglang_omni.client import Client, GenerateRequest, SamplingParams
+from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.config.schema.load import save_config
-from sglang_omni.config.schema.pipeline import PipelineConfig
 from sglang_omni.demo.servers import servers
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from sglang_omni.cli.check import gpus_of
-from sglang_omni.config.schema.defaults import Default, HasDefaults
-from sglang_omni.config.plan.memory import GIB, MemoryPlan
 from sglang_omni.config.factories.overrides import override_stages
+from sglang_omni.config.plan.memory import GIB, MemoryPlan
 from sglang_omni.config.plan.ram import plan_ram
+from sglang_omni.config.schema.defaults import Default, HasDefaults
 from sglang_omni.families import FAMILIES
 from sglang_omni.gpus import assuming
 from sglang_omni.hub import DownloadPlan

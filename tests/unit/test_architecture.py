@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 from sglang_omni.families import FAMILIES
@@ -25,19 +24,10 @@ def _sources() -> dict[str, tuple[Path, ast.Module]]:
     return found
 
 
-def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those that are for type checkers alone."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        yield node
-        yield from _statements(node)
-
-
 def _imports(tree: ast.Module, modules: dict[str, tuple[Path, ast.Module]]) -> set[str]:
-    """The modules that this one imports anywhere, in its functions too."""
+    """The modules that this one imports anywhere: in its functions and for type checkers too."""
     found = set()
-    for node in _statements(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

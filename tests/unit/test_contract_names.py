@@ -34,7 +34,7 @@ PATHS = {
     "sglang_omni": "Client SyncClient",
     "sglang_omni.config": f"{CONFIG_NAMES} compile_pipeline PipelineRunner build_stage_placement_plan "
     "resolve_stage_gpu_ids build_process_topology_plan resolve_stage_factory_args load_config",
-    "sglang_omni.config.schema.pipeline": CONFIG_NAMES,
+    "sglang_omni.config.schema": CONFIG_NAMES,
     "sglang_omni.proto": MESSAGES,
     "sglang_omni.proto.messages": MESSAGES,
     "sglang_omni.proto.codec": "register_type",

@@ -16,8 +16,8 @@ from fake_machine import FakeMachine, gpu_uuid, slice_uuid
 
 from sglang_omni import gpus, launch_server
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline
 from sglang_omni.config.draw.report import resolve_config
+from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline
 from sglang_omni.engines.options import EngineOptions, TensorParallel
 from sglang_omni.engines.sglang.settings import server_args
 from sglang_omni.gpus import (

@@ -18,9 +18,9 @@ from published_shapes import write_qwen3_omni, write_text_model
 from sglang_omni import cli, launch_server
 from sglang_omni.config import PipelineConfig, validate_config
 from sglang_omni.config.factories.factory_args import merge_factory_args
+from sglang_omni.config.factories.overrides import override_stage, override_stages
 from sglang_omni.config.plan.memory import CONTEXT_BYTES, fit_memory, plan_memory
 from sglang_omni.config.plan.memory_plan import GIB, refusal
-from sglang_omni.config.factories.overrides import override_stage, override_stages
 from sglang_omni.config.plan.weights import loaded_bytes, tensor_sizes
 from sglang_omni.models.multimodal.memory import MAX_JOINED_BYTES
 from sglang_omni.models.multimodal.pipelines import place_on_gpus

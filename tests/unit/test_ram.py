@@ -8,8 +8,8 @@ import pytest
 from published_shapes import write_qwen3_omni, write_text_model
 
 from sglang_omni import ram
-from sglang_omni.config.plan.memory_plan import GIB
 from sglang_omni.config.factories.overrides import override_stages
+from sglang_omni.config.plan.memory_plan import GIB
 from sglang_omni.config.plan.ram import plan_ram
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.text.config import TextPipelineConfig

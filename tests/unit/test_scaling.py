@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_omni.config.schema.pipeline import AutoscalingConfig
+from sglang_omni.config.schema import AutoscalingConfig
 from sglang_omni.pipeline.processes.scaling import AdmissionPolicy, ScalingPolicy
 
 LOADS = st.one_of(st.integers(0, 200), st.floats(0, 200))

@@ -13,10 +13,10 @@ from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.cascade.local import declared, part_pipeline
 from sglang_omni.cascade.memory import fit_together
 from sglang_omni.cascade.part import PARTS, PartConfig
-from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.memory_plan import MemoryOfGpu, MemoryPlan
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.models.prompts import context_of, prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE

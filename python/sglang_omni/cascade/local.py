@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from sglang_omni.cascade.part import PartConfig, PartName
+from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.config.schema.load import config_to_dict, describe_errors
-from sglang_omni.config.schema.pipeline import PipelineConfig
 from sglang_omni.proto.tasks import Task
 
 _TASK: dict[PartName, Task] = {"asr": "transcription", "tts": "speech"}

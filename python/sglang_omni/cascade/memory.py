@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from sglang_omni.config.plan.memory import CountsMemory, MemoryDemand, fit_memory
 from sglang_omni.config.plan.memory_plan import MemoryOfGpu, MemoryPlan
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 
 class PipelinesOnGpus:

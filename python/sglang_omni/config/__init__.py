@@ -6,11 +6,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.config.plan.edges import LOCAL_OBJECT, Edge, check_inputs, check_terminals, plan_edges
+from sglang_omni.config.draw.report import describe_config, resolve_config, validate_config
 from sglang_omni.config.factories.factory_args import apply_env_defaults, resolve_stage_factory_args
 from sglang_omni.config.imports import import_callable, import_string
+from sglang_omni.config.plan.edges import LOCAL_OBJECT, Edge, check_inputs, check_terminals, plan_edges
 from sglang_omni.config.plan.instances import StageInstance, instance_name, stage_instances, stage_of
-from sglang_omni.config.schema.load import ConfigError, load_config, save_config
+from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline
 from sglang_omni.config.plan.placement import (
     GpuPlacement,
     PlacementPolicy,
@@ -19,9 +20,8 @@ from sglang_omni.config.plan.placement import (
     build_stage_placement_plan,
     resolve_stage_gpu_ids,
 )
-from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline
-from sglang_omni.config.draw.report import describe_config, resolve_config, validate_config
-from sglang_omni.config.schema.pipeline import (
+from sglang_omni.config.plan.topology import ProcessGroup, ProcessTopologyPlan, build_process_topology_plan
+from sglang_omni.config.schema import (
     AutoscalingConfig,
     EndpointsConfig,
     ExecutorConfig,
@@ -35,9 +35,9 @@ from sglang_omni.config.schema.pipeline import (
     StageResourceConfig,
     StageRuntimeConfig,
 )
+from sglang_omni.config.schema.load import ConfigError, load_config, save_config
+from sglang_omni.config.schema.pipeline import validate_pipeline
 from sglang_omni.config.schema.serves import ServesConfig
-from sglang_omni.config.plan.topology import ProcessGroup, ProcessTopologyPlan, build_process_topology_plan
-from sglang_omni.config.schema.rules import validate_pipeline
 from sglang_omni.config.schema.watchdog import WatchdogConfig
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.config.schema.defaults import Default
 from sglang_omni.config.factories.factory_args import merge_factory_args
-from sglang_omni.config.schema.pipeline import PipelineConfig
+from sglang_omni.config.schema import PipelineConfig
+from sglang_omni.config.schema.defaults import Default
 from sglang_omni.preprocessing.text import PromptEncoder, context_limit
 
 

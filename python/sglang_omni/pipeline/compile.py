@@ -8,15 +8,11 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from sglang_omni.config import (
-    PipelineConfig,
-    apply_env_defaults,
-    build_stage_placement_plan,
-    check_inputs,
-    check_terminals,
-    plan_edges,
-    stage_instances,
-)
+from sglang_omni.config.factories.factory_args import apply_env_defaults
+from sglang_omni.config.plan.edges import check_inputs, check_terminals, plan_edges
+from sglang_omni.config.plan.instances import stage_instances
+from sglang_omni.config.plan.placement import build_stage_placement_plan
+from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.build import build_coordinator
 from sglang_omni.pipeline.processes.plan import plan_stage_launch

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sglang_omni.config import (
-    PipelineConfig,
-    StageConfig,
-    instance_name,
-)
+from sglang_omni.config.plan.instances import instance_name
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.pipeline.transport.keys import RunKeys
 
 

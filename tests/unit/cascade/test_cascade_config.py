@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from sglang_omni.cascade.config import CascadePipelineConfig
 from sglang_omni.cascade.part import PartConfig, PartError, server_key
 from sglang_omni.config import PipelineConfig, describe_config, import_string, validate_config
-from sglang_omni.config.factories.factory_args import resolve_stage_factory_args
 from sglang_omni.config.draw.graph import pipeline_graph
 from sglang_omni.config.draw.text import draw_text
+from sglang_omni.config.factories.factory_args import resolve_stage_factory_args
 from sglang_omni.config.imports import signature_of
 from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.launch_server import build_parser

@@ -9,8 +9,8 @@ from typing import Any
 from sglang_omni.config.plan.edges import Edge
 from sglang_omni.config.plan.instances import instances_of, stage_of
 from sglang_omni.config.plan.pipeline import PipelinePlan
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.relay_backends import is_class_path
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from sglang_omni.config.plan.edges import check_edges, check_inputs, check_terminals, merge_replicas
 from sglang_omni.config.factories.factory_args import (
     injected_args,
     merge_factory_args,
@@ -17,14 +16,15 @@ from sglang_omni.config.factories.factory_args import (
     unknown_argument,
 )
 from sglang_omni.config.imports import Signature, inspect_path
+from sglang_omni.config.plan.edges import check_edges, check_inputs, check_terminals, merge_replicas
 from sglang_omni.config.plan.instances import instances_of, is_placeholder, stage_instances, stage_of
-from sglang_omni.config.schema.load import ConfigError, config_to_dict
 from sglang_omni.config.plan.memory_plan import MemoryPlan
-from sglang_omni.config.plan.placement import gpu_label, resolve_stage_gpu_ids
 from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline, with_placeholder_nodes
+from sglang_omni.config.plan.placement import gpu_label, resolve_stage_gpu_ids
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema.load import ConfigError, config_to_dict
+from sglang_omni.config.schema.pipeline import validate_pipeline
 from sglang_omni.config.schema.relay_backends import is_class_path
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
-from sglang_omni.config.schema.rules import validate_pipeline
 
 
 def validate_config(config: PipelineConfig) -> PipelinePlan:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_omni.config.imports import import_callable, signature_of
 from sglang_omni.config.nearest import did_you_mean
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 
 def resolve_stage_factory_args(

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from sglang_omni.config.factories.factory_args import stage_factory_path
 from sglang_omni.config.imports import import_callable, signature_of
 from sglang_omni.config.nearest import did_you_mean
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.strict import error_text
 
 

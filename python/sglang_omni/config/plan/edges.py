@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_omni.config.plan.instances import StageInstance, instances_of, stage_instances, stage_of
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.relay_backends import network_backends, refuse_unread_settings, relay_backend
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
 
 LOCAL_OBJECT = "local_object"
 

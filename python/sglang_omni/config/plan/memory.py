@@ -20,7 +20,7 @@ from sglang_omni.config.plan.memory_plan import (
     StageMemory,
     gib,
 )
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 # What a process takes of a GPU beside its tensors: its CUDA context, and the kernels of torch and cuBLAS, of
 # attention, and those that SGLang and Triton compile.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sglang_omni.config.plan.edges import Edge, plan_edges
 from sglang_omni.config.plan.instances import instances_of, placeholder_node
 from sglang_omni.config.plan.placement import StagePlacementPlan, build_stage_placement_plan
-from sglang_omni.config.schema.pipeline import PipelineConfig
 from sglang_omni.config.plan.topology import ProcessTopologyPlan, build_process_topology_plan
+from sglang_omni.config.schema import PipelineConfig
 
 
 @dataclass(frozen=True)

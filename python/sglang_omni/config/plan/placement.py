@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sglang_omni.config.imports import import_callable
 from sglang_omni.config.plan.instances import host_text, instances_of
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.rules import check_gpu_count
 
 # Fractions are written as decimal numbers: 0.1 + 0.2 + 0.7 must fit a limit of 1.0.

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.config.factories.factory_args import merge_factory_args
+from sglang_omni.config.factories.overrides import override_stages
 from sglang_omni.config.plan.instances import instances_of
 from sglang_omni.config.plan.memory import CountsMemory
 from sglang_omni.config.plan.memory_plan import MIB, gib
-from sglang_omni.config.factories.overrides import override_stages
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
 from sglang_omni.config.plan.weights import tensor_sizes
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.published import STORED
 from sglang_omni.ram import Ram
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sglang_omni.config.plan.instances import StageInstance, instance_name, instances_of, stage_instances
 from sglang_omni.config.plan.placement import GpuKey, StagePlacementPlan, gpu_key, gpu_label
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 
 class ProcessGroup(NamedTuple):

@@ -10,7 +10,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from sglang_omni.config.schema.pipeline import PipelineConfig, RelayConfig
+from sglang_omni.config.schema.pipeline import PipelineConfig
+from sglang_omni.config.schema.stage import RelayConfig
 from sglang_omni.config.schema.strict import dotted, error_text
 
 _YAML = {".yaml", ".yml"}

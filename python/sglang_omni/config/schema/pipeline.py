@@ -1,4 +1,4 @@
-"""The fields of a pipeline's config: its stages, how they connect, and where they run.
+"""The fields of a pipeline's config, and the rules of its graph.
 
 Every field is assignable after construction. ``validate_pipeline`` and the functions that make plans
 (``build_stage_placement_plan``, ``build_process_topology_plan``) check assignments.
@@ -7,107 +7,20 @@ Every field is assignable after construction. ``validate_pipeline`` and the func
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import Field, field_validator, model_validator
 
+from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.schema.config_cls import find_config_cls
+from sglang_omni.config.schema.relay_backends import refuse_unknown_backend, refuse_unknown_options
+from sglang_omni.config.schema.rules import check_stage, refuse_unknown_stages
 from sglang_omni.config.schema.serves import ServesConfig
-from sglang_omni.config.schema.strict import Integer, Number, StrictModel, dotted, error_text
-from sglang_omni.config.schema.rules import refuse_unknown_stages, validate_pipeline
+from sglang_omni.config.schema.stage import StageConfig
+from sglang_omni.config.schema.strict import Integer, Number, StrictModel
 from sglang_omni.config.schema.watchdog import WatchdogConfig
-
-# Fields of a stage that hold one value or a list, in words.
-_ONE_OR_MORE = {
-    "gpu": "a GPU's id or a list of ids",
-    "next": "a stage's name or a list of names",
-    "node": "a host's name or a list with a name, or null, for each replica",
-}
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
-
-
-class ExecutorConfig(StrictModel):
-    """A stage's factory in the legacy form. ``factory`` is a dotted path, ``args`` its arguments."""
-
-    factory: str = Field(min_length=1)
-    args: dict[str, Any] = Field(default_factory=dict)
-
-
-class InputHandlerConfig(StrictModel):
-    """A stage's input in the legacy form: from one sender at a time, or merged from all ``sources``."""
-
-    type: Literal["direct", "aggregated"] = "direct"
-    sources: list[str] | None = None
-    merge_fn: str | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.type == "aggregated" and not (self.sources and self.merge_fn):
-            raise ValueError("input_handler of type 'aggregated' needs both 'sources' and 'merge_fn'")
-        if self.type == "direct" and (self.sources or self.merge_fn):
-            raise ValueError("input_handler of type 'direct' takes no 'sources' and no 'merge_fn'")
-        return self
-
-
-class RelayConfig(StrictModel):
-    """The relay of a stage, which carries its tensors to other processes.
-
-    Attributes:
-        slot_size_mb: The size of a slot in MiB. Through shared memory each edge may have ``slot_size_mb`` x
-            ``credits`` in flight, in payloads of any size.
-        credits: The number of slots that may be in flight at once.
-        rank: This stage's rank, for a relay of your own that has ranks; its position when None. No relay of
-            this package has ranks: nccl makes groups of two on demand.
-        world_size: The number of ranks, for a relay of your own; the number of stages when None.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; the stage's own device unless it is set. Of this
-            package's relays nccl reads it; the others are for the CPU.
-        backend_options: Other arguments of the backend's constructor, such as ``host`` or ``protocol``. A
-            name that none of the stage's backends takes is an error.
-    """
-
-    slot_size_mb: Integer = Field(default=512, gt=0)
-    credits: Integer = Field(default=2, gt=0)
-    rank: Integer | None = Field(default=None, ge=0)
-    world_size: Integer | None = Field(default=None, gt=0)
-    device: str = "cpu"
-    backend_options: dict[str, Any] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _only_what_was_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A device that is written out would count as set when it is read again.
-        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
-
-    @property
-    def explicit_device(self) -> str | None:
-        """``device`` if it was set; None if it follows the placement."""
-        return self.device if "device" in self.model_fields_set else None
-
-    @property
-    def restricting(self) -> set[str]:
-        """The fields that were set and have no effect unless a relay reads them."""
-        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
-        # A relay that does not read the device is on the CPU.
-        unread = {"backend_options", *(["device"] if self.device == "cpu" else [])}
-        return given - unread
-
-    @field_validator("device")
-    @classmethod
-    def _check_device(cls, device: str) -> str:
-        if not _DEVICE.fullmatch(device):
-            raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")
-        return device
 
 
 def _default_base_path() -> str:
@@ -144,226 +57,6 @@ class PlacementConfig(StrictModel):
 
     max_total_gpu_memory_fraction_per_gpu: Number = Field(default=1.0, gt=0, le=1)
     require_memory_fraction_for_colocation: bool = True
-
-
-class ParallelismConfig(StrictModel):
-    """The number of ranks of a stage. ``tp`` is kept equal to the stage's ``tp_size``."""
-
-    tp: Integer = Field(default=1, ge=1)
-
-
-class AutoscalingConfig(StrictModel):
-    """Limits for the number of a stage's replicas, which follows the load. Fields as in Ray Serve.
-
-    Attributes:
-        min_replicas: The fewest that run.
-        max_replicas: The most that run.
-        target_ongoing_requests: Requests per replica, running and waiting, above which a replica is added.
-        upscale_delay_s: Seconds for which there must be more requests than that before one is added.
-        downscale_delay_s: Seconds for which fewer replicas must be enough before one is removed.
-    """
-
-    min_replicas: Integer = Field(default=1, ge=1)
-    max_replicas: Integer = Field(ge=1)
-    target_ongoing_requests: Number = Field(default=2.0, gt=0)
-    upscale_delay_s: Number = Field(default=1.0, ge=0)
-    downscale_delay_s: Number = Field(default=30.0, ge=0)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.max_replicas < self.min_replicas:
-            raise ValueError(
-                f"max_replicas={self.max_replicas} is less than min_replicas={self.min_replicas}"
-            )
-        return self
-
-
-class StageResourceConfig(StrictModel):
-    """Resources of a stage.
-
-    Attributes:
-        total_gpu_memory_fraction: The fraction of a GPU's whole memory that each rank may use.
-        num_cpus: CPUs that Ray reserves for each rank. A process reserves the sum over its stages, or one CPU
-            if none of them sets this. Without Ray it has no effect.
-    """
-
-    total_gpu_memory_fraction: Number | None = Field(default=None, gt=0, le=1)
-    num_cpus: Number | None = Field(default=None, ge=0)
-
-
-class SGLangServerArgsConfig(StrictModel):
-    """SGLang server arguments of a stage; they reach the factory in ``server_args_overrides``."""
-
-    mem_fraction_static: Number | None = Field(default=None, gt=0, le=1)
-
-
-class StageRuntimeConfig(StrictModel):
-    """Typed values that a deployment tunes; ``runtime_arg_map`` names the factory arguments that get them."""
-
-    resources: StageResourceConfig = Field(default_factory=StageResourceConfig)
-    max_seq_len: Integer | None = Field(default=None, gt=0)
-    video_fps: Number | None = Field(default=None, gt=0)
-    sglang_server_args: SGLangServerArgsConfig = Field(default_factory=SGLangServerArgsConfig)
-
-
-class StageConfig(StrictModel):
-    """One stage: its factory, its routes, and its place. Functions and factories are dotted import paths.
-
-    Attributes:
-        name: Unique in the pipeline.
-        factory: Builds the stage's scheduler.
-        factory_args: Keyword arguments of the factory.
-        next: The stage or stages that receive every result. Exclusive with ``terminal``.
-        terminal: True if results of this stage go to the caller.
-        route_fn: ``(request_id, output)`` -> the subset of ``next`` that receives this result.
-        gpu: The GPU's id, or one id for each rank; None for the CPU. Replicas share these GPUs unless the
-            list has ids for the ranks of all replicas, one replica after another.
-        tp_size: The number of tensor-parallel ranks, each in a process of its own.
-        node: The name under which the stage's host joins; None for the coordinator's host. A list has one
-            entry for each replica.
-        num_replicas: The number of stage replicas, which share the requests; each request stays with one of
-            them. Stages that share a process are replicated together.
-        autoscaling: Limits for a number of replicas that follows the load; in place of ``num_replicas``.
-        process: The process that this stage shares with all others that name it. Required without TP.
-        wait_for: The stages whose payloads are merged into this stage's input.
-        wait_for_fn: ``(request_id, from_stage, payload)`` -> the non-empty subset of ``wait_for`` to
-            expect for this request, or None if it cannot tell yet.
-        merge_fn: ``({stage: payload})`` -> the merged payload.
-        stream_to: The stages that receive this stage's stream chunks.
-        stream_done_to_fn: ``(request_id, output)`` -> the subset of ``stream_to`` that is told of the end.
-        project_payload: Target stage -> function ``(payload)`` -> the part of the payload it needs.
-        relay: Settings of the stage's relays; inferred from the placement when None.
-        edge_relays: Target stage -> the relay backend of that edge, in place of the one its place implies.
-        num_workers: The number of schedulers side by side in the stage.
-        runtime: Typed values that a deployment tunes.
-        runtime_arg_map: Name of a typed runtime value -> the factory argument that receives it.
-        parallelism: Another spelling of ``tp_size``.
-        can_accept_stream_before_payload: True if chunks may arrive before the request's payload.
-        executor: Legacy form: the factory and its arguments.
-        get_next: Legacy form: ``(request_id, output)`` -> name, names, or None at the end.
-        input_handler: Legacy form: the senders of the input.
-    """
-
-    name: str = Field(min_length=1)
-    factory: str | None = None
-    factory_args: dict[str, Any] = Field(default_factory=dict)
-    next: str | list[str] | None = None
-    terminal: bool = False
-    route_fn: str | None = None
-    gpu: Integer | list[Integer] | None = None
-    tp_size: Integer = Field(default=1, ge=1)
-    process: str | None = None
-    wait_for: list[str] | None = None
-    wait_for_fn: str | None = None
-    merge_fn: str | None = None
-    stream_to: list[str] = Field(default_factory=list)
-    stream_done_to_fn: str | None = None
-    project_payload: dict[str, str] = Field(default_factory=dict)
-    relay: RelayConfig | None = None
-    edge_relays: dict[str, str] = Field(default_factory=dict)
-    node: str | list[str | None] | None = None
-    num_replicas: Integer = Field(default=1, ge=1)
-    autoscaling: AutoscalingConfig | None = None
-    num_workers: Integer = Field(default=1, ge=1)
-    runtime: StageRuntimeConfig = Field(default_factory=StageRuntimeConfig)
-    runtime_arg_map: dict[str, str] = Field(default_factory=dict)
-    parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
-    can_accept_stream_before_payload: bool = False
-    executor: ExecutorConfig | None = None
-    get_next: str | None = None
-    input_handler: InputHandlerConfig | None = None
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _name_stage_in_errors(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Self:
-        try:
-            return handler(data)
-        except ValidationError as exc:
-            name = data.get("name") if isinstance(data, dict) else None
-            if not isinstance(name, str):
-                raise
-            lines: dict[str, InitErrorDetails] = {}
-            for error in exc.errors(include_url=False):
-                field, *inside = error["loc"] or ("",)
-                if inside and field in _ONE_OR_MORE:
-                    # pydantic reports an error for each type of the union.
-                    problem = f"{field} must be {_ONE_OR_MORE[str(field)]}, not {data[field]!r}"
-                else:
-                    problem = ": ".join(filter(None, [dotted(error["loc"]), error_text(error)]))
-                lines[problem] = InitErrorDetails(
-                    type=PydanticCustomError(
-                        error["type"], "stage {stage}: {problem}", {"stage": repr(name), "problem": problem}
-                    ),
-                    loc=error["loc"],
-                    input=error["input"],
-                )
-            raise ValidationError.from_exception_data(cls.__name__, [*lines.values()]) from None
-
-    @model_validator(mode="after")
-    def _normalize(self) -> Self:
-        if self.name == "coordinator" or "/" in self.name or "@" in self.name:
-            # Names are stream targets and parts of socket paths; "@" separates a replica's number.
-            raise ValueError(f"stage {self.name!r}: name must not be 'coordinator' or contain '/' or '@'")
-        if self.parallelism.tp != self.tp_size:
-            given = self.model_fields_set
-            if {"tp_size", "parallelism"} <= given:
-                raise ValueError(
-                    f"stage {self.name!r}: tp_size={self.tp_size} conflicts with "
-                    f"parallelism.tp={self.parallelism.tp}; set one of them"
-                )
-            if "parallelism" in given:
-                self.tp_size = self.parallelism.tp
-            else:
-                self.parallelism = ParallelismConfig(tp=self.tp_size)
-        if self.process is not None:
-            self.process = self.process.strip()
-            if not self.process:
-                raise ValueError(f"stage {self.name!r}: process must not be empty")
-            if "@" in self.process:
-                raise ValueError(f"stage {self.name!r}: process {self.process!r} must not contain '@'")
-        return self
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        # Two spellings of one fact: an assignment to one sets the other.
-        if name == "tp_size" and self.parallelism.tp != value:
-            self.parallelism = ParallelismConfig(tp=value)
-        elif name == "parallelism" and self.tp_size != value.tp:
-            self.tp_size = value.tp
-
-    @property
-    def is_legacy(self) -> bool:
-        """True if the stage is given as ``executor`` and ``get_next``."""
-        return self.executor is not None
-
-    @property
-    def next_stages(self) -> list[str]:
-        """``next`` as a list."""
-        if self.next is None:
-            return []
-        return [self.next] if isinstance(self.next, str) else list(self.next)
-
-    @property
-    def is_replicated(self) -> bool:
-        """True if there are several replicas, or autoscaling may add some."""
-        return self.max_replicas > 1
-
-    @property
-    def min_replicas(self) -> int:
-        """The number of replicas that start with the pipeline."""
-        return self.autoscaling.min_replicas if self.autoscaling is not None else self.num_replicas
-
-    @property
-    def max_replicas(self) -> int:
-        """The most replicas that may run."""
-        return self.autoscaling.max_replicas if self.autoscaling is not None else self.num_replicas
-
-    @property
-    def gpu_ids(self) -> list[int]:
-        """``gpu`` as a list, empty for a stage on the CPU."""
-        if self.gpu is None:
-            return []
-        return [self.gpu] if isinstance(self.gpu, int) else list(self.gpu)
 
 
 class PipelineConfig(StrictModel):
@@ -494,3 +187,98 @@ class PipelineConfig(StrictModel):
         """
         found = find_config_cls(data.get("config_cls"), default=cls, root=PipelineConfig)
         return found.model_validate(data)
+
+
+def validate_pipeline(config: PipelineConfig) -> None:
+    """Check every rule of the pipeline's graph.
+
+    Raises:
+        ValueError: The first broken rule, with the stage and the field.
+    """
+    if not config.stages:
+        raise ValueError("stages: a pipeline needs at least one stage")
+    names = [stage.name for stage in config.stages]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"stage {name!r}: name is used {names.count(name)} times; stage names must be unique"
+            )
+    if not config.model_path and not config.is_legacy:
+        raise ValueError("model_path is required")
+    if config.resolved_entry_stage not in names:
+        raise ValueError(
+            f"entry_stage {config.entry_stage!r} is not defined"
+            f"{did_you_mean(config.resolved_entry_stage, names)}"
+        )
+    for field in ("relay_backend", "network_relay_backend"):
+        refuse_unknown_backend(field, getattr(config, field))
+    _check_endpoints(config.endpoints)
+    for stage in config.stages:
+        check_stage(stage, names)
+    for stage in config.stages:
+        _check_relay_options(stage, config)
+    if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
+        raise ValueError("stages: none is terminal, so no request would ever be answered")
+    refuse_unknown_stages("runtime_overrides", config.runtime_overrides, names)
+    missing = [s.name for s in config.stages if not s.is_legacy and s.tp_size == 1 and not s.process]
+    if missing:
+        raise ValueError(
+            f"Non-TP stages must declare process; missing for {missing}. "
+            "Stages that name the same process share it"
+        )
+    _check_fusion(config, names)
+
+
+def _check_endpoints(endpoints: EndpointsConfig) -> None:
+    if endpoints.scheme == "tcp":
+        return
+    for field in ("host", "base_port"):
+        # A dumped config holds every field, so a field at its default counts as not set.
+        if getattr(endpoints, field) != type(endpoints).model_fields[field].default:
+            raise ValueError(
+                f"endpoints: {field}={getattr(endpoints, field)!r} is of scheme 'tcp', but scheme is "
+                f"{endpoints.scheme!r}, whose sockets are files in base_path; set scheme to 'tcp', or leave "
+                f"{field} out"
+            )
+
+
+def _check_relay_options(stage: StageConfig, config: PipelineConfig) -> None:
+    if stage.relay is None:
+        return
+    chosen = [other.edge_relays.get(stage.name) for other in config.stages]
+    backends = {config.relay_backend, config.network_relay_backend, *stage.edge_relays.values()}
+    backends |= {backend for backend in chosen if backend is not None}
+    where = f"stage {stage.name!r}: relay.backend_options"
+    refuse_unknown_options(where, stage.relay.backend_options, backends)
+
+
+def _check_fusion(config: PipelineConfig, names: list[str]) -> None:
+    index = {name: i for i, name in enumerate(names)}
+    for group in config.fused_stages:
+        refuse_unknown_stages("fused_stages", group, names)
+        if len(group) < 2:
+            raise ValueError(f"fused_stages: group {group} needs at least two stages")
+        if [index[name] for name in group] != list(range(index[group[0]], index[group[0]] + len(group))):
+            raise ValueError(
+                f"fused_stages: group {group} must name adjacent stages in the order of 'stages'"
+            )
+        members = [config.stages[index[name]] for name in group]
+        for stage in members:
+            if stage.tp_size > 1:
+                raise ValueError(f"fused_stages: group {group} cannot include TP stage {stage.name!r}")
+        gpus = sorted({gpu for stage in members for gpu in stage.gpu_ids})
+        if len(gpus) > 1:
+            raise ValueError(f"fused_stages: group {group} spans multiple GPUs {gpus}; it must fit on one")
+        for stage, successor in zip(members, group[1:], strict=False):
+            if stage.get_next is not None:
+                continue  # get_next decides at run time where the stage routes
+            if stage.next_stages != [successor] or stage.route_fn is not None:
+                raise ValueError(
+                    f"fused_stages: group {group} must be linear: stage {stage.name!r} must route only to "
+                    f"{successor!r}"
+                )
+        for stage in members[1:]:
+            if stage.wait_for:
+                raise ValueError(
+                    f"fused_stages: group {group} cannot include fan-in stage {stage.name!r} inside"
+                )

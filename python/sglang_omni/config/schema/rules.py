@@ -1,4 +1,4 @@
-"""Checks of a config's rules beyond the types of its fields.
+"""A stage's rules beyond the types of its fields.
 
 Every error names the stage and the field. Rules about placement (GPU ids, memory budgets, processes) are
 checked when the plans are made.
@@ -7,76 +7,29 @@ checked when the plans are made.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from sglang_omni.config.nearest import did_you_mean
-from sglang_omni.config.schema.relay_backends import refuse_unknown_backend, refuse_unknown_options
-
-if TYPE_CHECKING:
-    from sglang_omni.config.schema.pipeline import EndpointsConfig, PipelineConfig, StageConfig
+from sglang_omni.config.schema.relay_backends import refuse_unknown_backend
+from sglang_omni.config.schema.stage import StageConfig
 
 #: Typed runtime values that ``runtime_arg_map`` may hand to a factory.
 RUNTIME_VALUES = ("max_seq_len", "video_fps", "total_gpu_memory_fraction", "mem_fraction_static")
 
 
-def validate_pipeline(config: PipelineConfig) -> None:
-    """Check every rule of the pipeline's graph.
+def check_stage(stage: StageConfig, names: list[str]) -> None:
+    """Checks every rule of a stage, in a pipeline of stages with these names.
 
     Raises:
         ValueError: The first broken rule, with the stage and the field.
     """
-    if not config.stages:
-        raise ValueError("stages: a pipeline needs at least one stage")
-    names = [stage.name for stage in config.stages]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(
-                f"stage {name!r}: name is used {names.count(name)} times; stage names must be unique"
-            )
-    if not config.model_path and not config.is_legacy:
-        raise ValueError("model_path is required")
-    if config.resolved_entry_stage not in names:
-        raise ValueError(
-            f"entry_stage {config.entry_stage!r} is not defined"
-            f"{did_you_mean(config.resolved_entry_stage, names)}"
-        )
-    for field in ("relay_backend", "network_relay_backend"):
-        refuse_unknown_backend(field, getattr(config, field))
-    _check_endpoints(config.endpoints)
-    for stage in config.stages:
-        _check_form(stage)
-        _check_routing(stage)
-        _check_inputs(stage)
-        _check_parallelism(stage)
-        _check_references(stage, names)
-        _check_projections(stage)
-        _check_edge_relays(stage)
-        _check_runtime(stage)
-    for stage in config.stages:
-        _check_relay_options(stage, config)
-    if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
-        raise ValueError("stages: none is terminal, so no request would ever be answered")
-    refuse_unknown_stages("runtime_overrides", config.runtime_overrides, names)
-    missing = [s.name for s in config.stages if not s.is_legacy and s.tp_size == 1 and not s.process]
-    if missing:
-        raise ValueError(
-            f"Non-TP stages must declare process; missing for {missing}. "
-            "Stages that name the same process share it"
-        )
-    _check_fusion(config, names)
-
-
-def _check_endpoints(endpoints: EndpointsConfig) -> None:
-    if endpoints.scheme == "tcp":
-        return
-    for field in ("host", "base_port"):
-        # A dumped config holds every field, so a field at its default counts as not set.
-        if getattr(endpoints, field) != type(endpoints).model_fields[field].default:
-            raise ValueError(
-                f"endpoints: {field}={getattr(endpoints, field)!r} is of scheme 'tcp', but scheme is "
-                f"{endpoints.scheme!r}, whose sockets are files in base_path; set scheme to 'tcp', or leave "
-                f"{field} out"
-            )
+    _check_form(stage)
+    _check_routing(stage)
+    _check_inputs(stage)
+    _check_parallelism(stage)
+    _check_references(stage, names)
+    _check_projections(stage)
+    _check_edge_relays(stage)
+    _check_runtime(stage)
 
 
 def _check_form(stage: StageConfig) -> None:
@@ -195,16 +148,6 @@ def _check_edge_relays(stage: StageConfig) -> None:
         refuse_unknown_backend(f"stage {stage.name!r}: edge_relays[{target!r}]", backend)
 
 
-def _check_relay_options(stage: StageConfig, config: PipelineConfig) -> None:
-    if stage.relay is None:
-        return
-    chosen = [other.edge_relays.get(stage.name) for other in config.stages]
-    backends = {config.relay_backend, config.network_relay_backend, *stage.edge_relays.values()}
-    backends |= {backend for backend in chosen if backend is not None}
-    where = f"stage {stage.name!r}: relay.backend_options"
-    refuse_unknown_options(where, stage.relay.backend_options, backends)
-
-
 def _check_runtime(stage: StageConfig) -> None:
     for value in stage.runtime_arg_map:
         if value not in RUNTIME_VALUES:
@@ -212,38 +155,6 @@ def _check_runtime(stage: StageConfig) -> None:
                 f"stage {stage.name!r}: runtime_arg_map has no runtime value {value!r}"
                 f"{did_you_mean(value, RUNTIME_VALUES)}"
             )
-
-
-def _check_fusion(config: PipelineConfig, names: list[str]) -> None:
-    index = {name: i for i, name in enumerate(names)}
-    for group in config.fused_stages:
-        refuse_unknown_stages("fused_stages", group, names)
-        if len(group) < 2:
-            raise ValueError(f"fused_stages: group {group} needs at least two stages")
-        if [index[name] for name in group] != list(range(index[group[0]], index[group[0]] + len(group))):
-            raise ValueError(
-                f"fused_stages: group {group} must name adjacent stages in the order of 'stages'"
-            )
-        members = [config.stages[index[name]] for name in group]
-        for stage in members:
-            if stage.tp_size > 1:
-                raise ValueError(f"fused_stages: group {group} cannot include TP stage {stage.name!r}")
-        gpus = sorted({gpu for stage in members for gpu in stage.gpu_ids})
-        if len(gpus) > 1:
-            raise ValueError(f"fused_stages: group {group} spans multiple GPUs {gpus}; it must fit on one")
-        for stage, successor in zip(members, group[1:], strict=False):
-            if stage.get_next is not None:
-                continue  # get_next decides at run time where the stage routes
-            if stage.next_stages != [successor] or stage.route_fn is not None:
-                raise ValueError(
-                    f"fused_stages: group {group} must be linear: stage {stage.name!r} must route only to "
-                    f"{successor!r}"
-                )
-        for stage in members[1:]:
-            if stage.wait_for:
-                raise ValueError(
-                    f"fused_stages: group {group} cannot include fan-in stage {stage.name!r} inside"
-                )
 
 
 def refuse_unknown_stages(where: str, used: Iterable[str], names: list[str]) -> None:

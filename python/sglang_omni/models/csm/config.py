@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from sglang_omni.config.schema.pipeline import StageConfig
+from sglang_omni.config.schema import StageConfig
 from sglang_omni.models.csm.decoders import decoder_config
 from sglang_omni.models.csm.request_params import REQUEST_PARAMS, SPEAKERS
 from sglang_omni.models.frames.config import FramesPipelineConfig, speech_stages

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from sglang_omni.config.schema.defaults import Default, first_voice, in_words
 from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.memory import MemoryDemand
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema.defaults import Default, first_voice, in_words
 from sglang_omni.gpus import Gpu, visible_gpus
 from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
 from sglang_omni.models.fish_s2_pro.voices import DEFAULT_VOICE, find_voices

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
-from sglang_omni.config.schema.defaults import GENERATION, Default, first_voice, of_two_sources
 from sglang_omni.config.plan.memory import MemoryDemand
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema.defaults import GENERATION, Default, first_voice, of_two_sources
 from sglang_omni.gpus import Gpu, visible_gpus
 from sglang_omni.preprocessing.text import read_json
 

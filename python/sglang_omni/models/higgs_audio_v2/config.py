@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from sglang_omni.config.plan.memory import MemoryDemand
-from sglang_omni.config.schema.pipeline import StageConfig
+from sglang_omni.config.schema import StageConfig
 from sglang_omni.models.frames.config import FramesPipelineConfig, speech_stages
 from sglang_omni.models.higgs_audio_v2.decoders import decoder_config
 from sglang_omni.models.higgs_audio_v2.request_params import REQUEST_PARAMS, VOICES

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from pydantic import Field, PrivateAttr
 
 from sglang_omni.answers.chat import ChatPrompts
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import Default, ends_of_text, first_voice, of_two_sources
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu, visible_gpus
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
 from sglang_omni.models.prompts import context_of, prompts_of, text_lengths

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from sglang_omni.config.plan.memory import MemoryDemand
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu
 from sglang_omni.models.multimodal import pipelines
 from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from sglang_omni.config.schema.defaults import Default
 from sglang_omni.config.plan.memory import MemoryDemand
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema.defaults import Default
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.models.qwen3_asr.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams

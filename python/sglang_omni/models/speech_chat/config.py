@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.prompts import context_of, prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE

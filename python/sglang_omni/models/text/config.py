@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.config.schema.defaults import GENERATION, Default, ends_of_text, in_words
 from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.memory import MemoryDemand
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema.defaults import GENERATION, Default, ends_of_text, in_words
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.model_runner.config import end_tokens
 from sglang_omni.models.memory import text_model_demand

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from sglang_omni.config.schema.defaults import GENERATION, Default
 from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.memory import MemoryDemand
-from sglang_omni.config.schema.pipeline import PipelineConfig, StageConfig
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.schema.defaults import GENERATION, Default
 from sglang_omni.config.schema.serves import ServesConfig
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.models.whisper.request_params import REQUEST_PARAMS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_omni.config import PipelineConfig, import_callable
+from sglang_omni.config.imports import import_callable
+from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.transport.keys import RunKeys
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from sglang_omni.config.schema.pipeline import AutoscalingConfig
+from sglang_omni.config.schema import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.processes.scaling import AdmissionPolicy, ScalingPolicy
 from sglang_omni.pipeline.processes.supervisor import SupervisedProcess, Supervisor

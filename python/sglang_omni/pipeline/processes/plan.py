@@ -10,20 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.config import (
-    LOCAL_OBJECT,
-    Edge,
-    EndpointsConfig,
-    PipelineConfig,
-    RelayConfig,
-    StageConfig,
-    StageInstance,
-    stage_instances,
-)
 from sglang_omni.config.factories.factory_args import merge_factory_args
-from sglang_omni.config.plan.placement import StagePlacementPlan
+from sglang_omni.config.plan.edges import LOCAL_OBJECT, Edge
+from sglang_omni.config.plan.instances import StageInstance, stage_instances
 from sglang_omni.config.plan.pipeline import PipelinePlan, plan_pipeline
+from sglang_omni.config.plan.placement import StagePlacementPlan
 from sglang_omni.config.plan.topology import ProcessTopologyPlan
+from sglang_omni.config.schema import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
 from sglang_omni.pipeline.processes.run_dir import (
     IpcRuntimeDir,
     create_ipc_runtime_dir,

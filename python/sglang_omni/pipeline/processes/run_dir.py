@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.config.plan.instances import instances_of
+from sglang_omni.config.schema import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.processes.mps import quit_daemon
 from sglang_omni.pipeline.transport.ipc.address import LONGEST_PATH
 from sglang_omni.supervision.ports import bind

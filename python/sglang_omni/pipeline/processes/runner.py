@@ -9,9 +9,10 @@ from itertools import groupby
 from types import TracebackType
 from typing import Any, Self
 
-from sglang_omni.config import PipelineConfig, validate_config
+from sglang_omni.config.draw.report import validate_config
 from sglang_omni.config.plan.edges import terminals_after
 from sglang_omni.config.plan.pipeline import PipelinePlan
+from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.build import build_coordinator
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler

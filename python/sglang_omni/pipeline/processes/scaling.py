@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sglang_omni.config.schema.pipeline import AutoscalingConfig
+from sglang_omni.config.schema import AutoscalingConfig
 
 # Replicas get more requests only after this many observations in a row in which they could begin with more:
 # the last requests they got may still be on their way, and show in their numbers a little later.

@@ -7,17 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sglang_omni.config import (
-    PipelineConfig,
-    StageConfig,
-    import_callable,
-)
 from sglang_omni.config.factories.factory_args import (
     complete_factory_args,
     refuse_unread_gpu,
     stage_factory_path,
 )
-from sglang_omni.config.imports import signature_of
+from sglang_omni.config.imports import import_callable, signature_of
+from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.model_runner.headers import naming_all
 from sglang_omni.pipeline.specs import StageLaunchConfig
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher

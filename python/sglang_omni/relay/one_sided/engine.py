@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from sglang_omni.relay.one_sided.slots import Segment, Slots
+from sglang_omni.relay.one_sided.slots import Segment, Slots
 
 
 class Source(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sglang_omni.relay.base import RelayError, RelayTimeout
 from sglang_omni.relay.one_sided.engine import TransferEngine
-from sglang_omni.relay.one_sided.slots import SlotPool
+from sglang_omni.relay.one_sided.slot_pool import SlotPool
 from sglang_omni.relay.put_ledger import PutLedger
 
 logger = logging.getLogger(__name__)

@@ -28,13 +28,8 @@ from sglang_omni.relay.base import INLINE_BYTES, Relay, RelayError, RelayReadErr
 from sglang_omni.relay.buffers import bytes_of
 from sglang_omni.relay.one_sided.engine import Source, TransferEngine
 from sglang_omni.relay.one_sided.pump import Pump
-from sglang_omni.relay.one_sided.slots import (
-    CHECKED_BYTES,
-    SLOT_BYTES,
-    SlotPool,
-    Slots,
-    slots_for,
-)
+from sglang_omni.relay.one_sided.slot_pool import SlotPool
+from sglang_omni.relay.one_sided.slots import CHECKED_BYTES, SLOT_BYTES, Slots, slots_for
 from sglang_omni.relay.put_ledger import Got, Put, PutLedger
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.api.websockets import GOING_AWAY, POLICY_VIOLATION, chosen_subprotocol
 from sglang_omni.serve.realtime.beta import as_now, as_then, wants_beta
 from sglang_omni.serve.realtime.client_secrets import ClientSecret
-from sglang_omni.serve.realtime.config import default_config, updated
+from sglang_omni.serve.realtime.config_checks import default_config, updated
 from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session
 

@@ -15,7 +15,7 @@ from sglang_omni.packages import install_line
 from sglang_omni.serve.api.forms import read_form
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import AppState
-from sglang_omni.serve.realtime.config import default_config
+from sglang_omni.serve.realtime.config_checks import default_config
 from sglang_omni.serve.realtime.events import new_id
 from sglang_omni.serve.realtime.playback import CallPlayback
 from sglang_omni.serve.realtime.session import Session

@@ -162,7 +162,7 @@ def check_split(config: PipelineConfig) -> None:
     Raises:
         LaunchError: It cannot; the text says into how many it can.
     """
-    from sglang_omni.config.plan.pipeline import split
+    from sglang_omni.config.plan import split
 
     decoder_fields = getattr(config, "decoder_fields", None)
     for stage in config.stages:

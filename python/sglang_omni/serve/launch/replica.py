@@ -14,8 +14,8 @@ from typing import Any
 from sglang_omni.client import Client
 from sglang_omni.config.draw.graph import pipeline_graph
 from sglang_omni.config.plan.instances import stage_of
-from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.config.plan.pipeline import PipelinePlan
+from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.pipeline.transport import open_files

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from sglang_omni.client import RequestError
 from sglang_omni.serve.api.state import AppState
-from sglang_omni.serve.realtime.config import SessionConfig, updated
+from sglang_omni.serve.realtime.config import SessionConfig
+from sglang_omni.serve.realtime.config_checks import updated
 from sglang_omni.serve.realtime.conversation import MAX_ITEMS, Conversation
 from sglang_omni.serve.realtime.events import validated
 from sglang_omni.serve.realtime.fields import RealtimeModel

@@ -6,12 +6,9 @@ import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sglang_omni.client import RequestError
-
-if TYPE_CHECKING:
-    from sglang_omni.serve.realtime.config import SessionConfig
+from sglang_omni.serve.realtime.config import SessionConfig
 
 PREFIX = "ek_"
 _MAX_SECRETS = 10_000

@@ -15,7 +15,8 @@ from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.api.warnings import collected
 from sglang_omni.serve.realtime.asking import read_asked
 from sglang_omni.serve.realtime.clip import Clip
-from sglang_omni.serve.realtime.config import SessionConfig, default_config, updated
+from sglang_omni.serve.realtime.config import SessionConfig
+from sglang_omni.serve.realtime.config_checks import default_config, updated
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.detectors import create_detector
 from sglang_omni.serve.realtime.events import (

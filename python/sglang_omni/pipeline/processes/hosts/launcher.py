@@ -11,9 +11,9 @@ from pathlib import Path
 import zmq
 
 from sglang_omni import __version__
-from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.plan.pipeline import PipelinePlan
+from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.pipeline.processes.hosts.addresses import require_own_address
 from sglang_omni.pipeline.processes.hosts.join_sockets import RouterSocket
 from sglang_omni.pipeline.processes.hosts.member import HostMember

@@ -7,7 +7,8 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from sglang_omni.config import PipelineConfig, validate_config
+from sglang_omni.config.draw.report import validate_config
+from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.pipeline.processes.hosts.messages import (
     Launch,
     ProcessReport,

@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from sglang_omni.config import PipelineConfig
 from sglang_omni.config.plan.instances import is_placeholder, stage_instances
+from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.pipeline.specs import ProcessSpec
 
 # CPUs of a process none of whose stages sets ``num_cpus``. With none, Ray would put any number on one core.

@@ -32,9 +32,9 @@ from ray.exceptions import ActorDiedError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sglang_omni.config import PipelineConfig
 from sglang_omni.config.plan.instances import is_placeholder
 from sglang_omni.config.plan.pipeline import PipelinePlan, with_placeholder_nodes
+from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.pipeline.processes.environment import ONE_DEVICE, UNEQUAL_MEMORY
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.ray.actor import Arrival, StageActor

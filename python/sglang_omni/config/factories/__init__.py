@@ -1,0 +1,1 @@
+"""The arguments that a config gives to the factories of its stages."""

@@ -1,0 +1,1 @@
+"""What follows from a config: instances, edges, places, processes and memory."""
