@@ -14,25 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import check_router_config, router_policies
 from sglang_omni.command_line import CommandParser
-from sglang_omni.router.flags import add_flags, port
+from sglang_omni.router.flags import add_flags as add_router_flags
 from sglang_omni.serve.launch.counterparts import counterpart
-from sglang_omni.serve.launch.flags import count, not_empty, passed_on, seconds
-from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, add_health_flags
-from sglang_omni.serve.launch.ice_flags import add_ice_flags, replicas_turn, take_ice_servers
-from sglang_omni.serve.launch.key_flags import add_key_flags, routers_keys, take_access
-from sglang_omni.serve.launch.launcher_flags import add_launcher_flags, check_launcher_flags, chosen_launcher
-from sglang_omni.serve.launch.limit_flags import LIMIT_FLAGS, add_limit_flags, given_limits
-from sglang_omni.serve.launch.listen_flags import (
-    add_listen_flags,
+from sglang_omni.serve.launch.flags import not_empty
+from sglang_omni.serve.launch.ice import replicas_turn, take_ice_servers
+from sglang_omni.serve.launch.keys import routers_keys, take_access
+from sglang_omni.serve.launch.launchers import check_launcher_flags, chosen_launcher
+from sglang_omni.serve.launch.listening import (
     check_listen_flags,
     routers_listening,
     tls_context,
 )
 from sglang_omni.serve.launch.log_limit import LogLimit
-from sglang_omni.serve.launch.model_flags import MODEL_FLAGS, add_model_flags
-from sglang_omni.serve.launch.part_flags import (
-    PART_FLAGS,
-    add_part_flags,
+from sglang_omni.serve.launch.options import add_flags, given_limits, passed_on
+from sglang_omni.serve.launch.parts import (
     check_part_flags,
     given_parts,
     load_cascade,
@@ -43,7 +38,7 @@ from sglang_omni.serve.launch.pipelines import (
     load_pipeline,
 )
 from sglang_omni.serve.launch.stopping import stop_with_parent
-from sglang_omni.serve.launch.tracing_flags import add_tracing_flags, take_tracing
+from sglang_omni.serve.launch.tracing import take_tracing
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
 if TYPE_CHECKING:
@@ -51,12 +46,6 @@ if TYPE_CHECKING:
     from sglang_omni.config.plan.pipeline import PipelinePlan
 
 logger = logging.getLogger(__name__)
-
-# Flags that every replica of a fleet is given as the fleet was.
-_PASSED_ON = (
-    *("model_path", "config", "served_model_name", "log_level", "start_timeout", *PART_FLAGS),
-    *(*LIMIT_FLAGS, *HEALTH_FLAGS, *MODEL_FLAGS, "mps", "otlp_traces_endpoint", "ice_server"),
-)
 
 
 def build_parser(prog: str = "python -m sglang_omni.launch_server") -> CommandParser:
@@ -74,53 +63,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> CommandPa
         help="directory or hub id of a Qwen3-Omni checkpoint or a language model (Llama, Qwen, Mistral, "
         f"...), or {DEFAULT_MODEL!r} for the bundled one (default)",
     )
-    parser.add_argument("--model-path", type=not_empty, metavar="MODEL", help="the same, as an option")
-    parser.add_argument(
-        "--revision",
-        type=not_empty,
-        metavar="NAME",
-        help="branch, tag or commit of a hub id (default: the hub's default branch)",
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
-    parser.add_argument(
-        "--host", type=not_empty, default="127.0.0.1", help="address to listen on (default: %(default)s)"
-    )
-    parser.add_argument("--port", type=port, default=8000, help="0 picks a free one (default: %(default)s)")
-    parser.add_argument(
-        "--dp-size",
-        type=count,
-        default=1,
-        metavar="REPLICAS",
-        help="two or more replicas get a router in front of them (default: 1)",
-    )
-    parser.add_argument(
-        "--served-model-name",
-        nargs="+",
-        action="extend",
-        type=not_empty,
-        metavar="NAME",
-        help="the name requests give the model, and further ones (default: the pipeline's)",
-    )
-    parser.add_argument(
-        "--start-timeout",
-        type=partial(seconds, above_0=True, or_inf=True),
-        default=600.0,
-        metavar="SECONDS",
-        help="a server that is not up after this long gives up (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--drain-timeout",
-        type=partial(seconds, or_inf=True),
-        default=30.0,
-        metavar="SECONDS",
-        help="time that requests under way have to end once SIGTERM has come (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="info",
-        help="what is less than this is not logged (default: info)",
-    )
+    add_flags(parser)
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--log-name", default="server", help=argparse.SUPPRESS)
     parser.add_argument(
@@ -130,21 +73,8 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> CommandPa
         default=argparse.SUPPRESS,
         help="short for --router-policy",
     )
-    add_health_flags(parser)
-    add_limit_flags(parser)
-    add_key_flags(parser)
-    add_listen_flags(parser)
-    add_ice_flags(parser)
-    add_tracing_flags(parser)
-    add_launcher_flags(parser)
-    add_model_flags(parser)
-    add_part_flags(
-        parser.add_argument_group(
-            "a cascade", "A spoken conversation from parts, in place of a model. See docs/cascade.md."
-        )
-    )
     # The fleet itself sets the router's workers and address, and when it leaves.
-    add_flags(parser, prefix="router-", without=("worker_urls", "host", "port", "drain_timeout"))
+    add_router_flags(parser, prefix="router-", without=("worker_urls", "host", "port", "drain_timeout"))
     return parser
 
 
@@ -304,7 +234,7 @@ def _run_fleet(args: argparse.Namespace) -> int:
         size=args.dp_size,
         host=args.host,
         port=args.port,
-        replica_args=passed_on(args, _PASSED_ON),
+        replica_args=passed_on(args),
         replica_environment=replicas_turn(args.ice_servers),
         router=args.router,
         start_timeout=args.start_timeout + 30.0,

@@ -23,7 +23,8 @@ from sglang_omni.models.text.config import TextPipelineConfig
 from sglang_omni.models.text.thinker import TextThinker
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.serve.api.state import Capabilities
-from sglang_omni.serve.launch.model_flags import add_model_flags, apply_model_flags
+from sglang_omni.serve.launch.model_settings import apply_model_flags
+from sglang_omni.serve.launch.options import add_flags
 
 Family = dict[str | None, TinyCheckpoint]
 
@@ -73,7 +74,7 @@ def test_another_engine_refuses_them(family: Family) -> None:
 def config_of(family: Family, *flags: str) -> TextPipelineConfig:
     config = TextPipelineConfig(model_path=str(family[None].path))
     parser = argparse.ArgumentParser()
-    add_model_flags(parser)
+    add_flags(parser)
     apply_model_flags(config, parser.parse_args(flags))
     return config
 

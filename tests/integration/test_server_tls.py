@@ -13,7 +13,7 @@ from test_connections import App
 from waiting import until
 
 from sglang_omni.serve.launch.connections import ConnectionLimits
-from sglang_omni.serve.launch.listen_flags import tls_context
+from sglang_omni.serve.launch.listening import tls_context
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.supervision.ports import bind
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from sglang_omni.cli.findings import print_findings
 from sglang_omni.command_line import CommandParser
 from sglang_omni.serve.launch.flags import count, not_empty
-from sglang_omni.serve.launch.health_flags import add_health_flags
-from sglang_omni.serve.launch.model_flags import add_model_flags
+from sglang_omni.serve.launch.options import HEALTH, MODEL, add_flags, of_sections
 
 if TYPE_CHECKING:
     from sglang_omni.gpus import Gpu
@@ -106,8 +105,7 @@ def _parser(prog: str) -> CommandParser:
         "--dp-size", type=count, default=1, metavar="REPLICAS", help="replicas of the server (default: 1)"
     )
     parser.add_argument("--json", action="store_true", help="print an object instead of lines")
-    add_health_flags(parser)
-    add_model_flags(parser)
+    add_flags(parser, of_sections(HEALTH, MODEL))
     parser.set_defaults(launcher=None)
     return parser
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_omni.command_line import CommandParser
-from sglang_omni.serve.launch.part_flags import add_part_flags, check_part_flags, given_parts, load_cascade
+from sglang_omni.serve.launch.options import CASCADE, RAY, add_flags, of_sections
+from sglang_omni.serve.launch.parts import check_part_flags, given_parts, load_cascade
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
@@ -83,17 +84,16 @@ def _draw(config: PipelineConfig, wanted: str | None, output: Path | None) -> No
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    from sglang_omni.serve.launch.launcher_flags import add_launcher_flag
-
     parser = CommandParser(prog=prog, description="Show, draw or check a pipeline's config.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in _ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("file", nargs="?", type=Path, help="YAML or JSON; default: speech-chat")
         action.add_argument("--model-path", help="as in sgl-omni serve")
-        add_part_flags(action)
+        flags = of_sections(CASCADE)
         if name == "resolve":
-            add_launcher_flag(action)
+            flags += [flag for flag in of_sections(RAY) if flag.name == "launcher"]
+        add_flags(action, flags, grouped=False)
         if name == "graph":
             action.add_argument(
                 "--format", choices=_FORMATS, help="default: by the suffix of FILE, else text"

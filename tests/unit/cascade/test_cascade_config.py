@@ -20,8 +20,8 @@ from sglang_omni.launch_server import main as serve
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch import pipelines
-from sglang_omni.serve.launch.flags import passed_on
-from sglang_omni.serve.launch.part_flags import PART_FLAGS, check_part_flags, load_cascade
+from sglang_omni.serve.launch.options import CASCADE, of_sections, passed_on
+from sglang_omni.serve.launch.parts import check_part_flags, load_cascade
 from sglang_omni.serve.launch.pipelines import LaunchError
 
 A, B = "http://127.0.0.1:8001/v1", "https://models.example:8443"
@@ -129,7 +129,7 @@ def test_the_flags_make_the_config() -> None:
         asr={"url": A}, llm={"url": B, "model": "m", "api_key_env": "K"}, tts={"url": A, "voice": "v"}
     )
     args = build_parser().parse_args(flags)
-    assert sorted(passed_on(args, PART_FLAGS)) == sorted(flags)
+    assert sorted(passed_on(args, of_sections(CASCADE))) == sorted(flags)
 
 
 @pytest.mark.parametrize(

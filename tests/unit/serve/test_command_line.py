@@ -13,7 +13,7 @@ import pytest
 from sglang_omni import __version__, cli, launch_host, launch_server
 from sglang_omni.config.plan.split import check_split, possible_splits
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
-from sglang_omni.serve.launch.model_flags import apply_model_flags
+from sglang_omni.serve.launch.model_settings import apply_model_flags
 
 COMMAND = Path(sys.executable).with_name("sgl-omni")
 

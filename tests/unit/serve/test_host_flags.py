@@ -11,7 +11,7 @@ from sglang_omni.launch_server import build_parser
 from sglang_omni.launch_server import main as serve
 from sglang_omni.pipeline.processes.hosts.join_key import read_join_key, read_or_create_join_key
 from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
-from sglang_omni.serve.launch.launcher_flags import chosen_launcher
+from sglang_omni.serve.launch.launchers import chosen_launcher
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_omni import launch_server
 from sglang_omni.launch_server import build_parser
-from sglang_omni.serve.launch.ice_flags import TURN_CREDENTIALS, replicas_turn, take_ice_servers
+from sglang_omni.serve.launch.ice import TURN_CREDENTIALS, replicas_turn, take_ice_servers
 from sglang_omni.serve.realtime.ice import IceServers
 
 STUN, TURN = "stun:stun.example:3478", "turn:turn.example:3478?transport=udp"
@@ -97,7 +97,7 @@ def test_what_cannot_be_used_is_said_at_the_start(
 def test_without_aiortc_there_are_no_calls(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sglang_omni.serve.launch.ice_flags.find_spec", lambda _: None)
+    monkeypatch.setattr("sglang_omni.serve.launch.ice.find_spec", lambda _: None)
     with pytest.raises(SystemExit):
         taken("--ice-server", STUN)
     assert "pip install 'sgl-omni[realtime]'" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_omni.launch_server import build_parser
-from sglang_omni.serve.launch.key_flags import replicas_environment, routers_keys, runs_key, take_access
+from sglang_omni.serve.launch.keys import replicas_environment, routers_keys, runs_key, take_access
 
 ENVIRONMENT = ("SGLANG_OMNI_API_KEY", "SGLANG_OMNI_ADMIN_API_KEY")
 

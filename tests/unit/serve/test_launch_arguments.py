@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_omni import cli, launch_router, launch_server
-from sglang_omni.serve.launch.flags import passed_on
-from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, apply_health_flags
-from sglang_omni.serve.launch.limit_flags import LIMIT_FLAGS, given_limits
+from sglang_omni.serve.launch.checks import apply_health_flags
+from sglang_omni.serve.launch.options import HEALTH, LIMITS, given_limits, of_sections, passed_on
 from sglang_omni.serve.launch.pipelines import DEFAULT_MODEL, LaunchError, load_pipeline
 
 ECHO = """
@@ -253,7 +252,7 @@ def test_limits_of_what_may_take_how_long_are_passed_on_to_replicas(tmp_path):
     config.write_text(ECHO + "watchdog: {step_timeout: 7, heartbeat_timeout: 8}\n")
     parser = launch_server.build_parser()
     args = parser.parse_args(["--watchdog-timeout", "900", "--request-timeout", "0"])
-    again = parser.parse_args(passed_on(args, HEALTH_FLAGS))
+    again = parser.parse_args(passed_on(args, of_sections(HEALTH)))
     assert (again.watchdog_timeout, again.heartbeat_timeout, again.request_timeout) == (900.0, None, 0.0)
     loaded = load_pipeline(None, config)
     apply_health_flags(loaded, again)
@@ -267,16 +266,13 @@ def test_a_limit_is_a_number_of_seconds(text, capsys):
     assert "is no number of seconds" in capsys.readouterr().err
 
 
-SIZES = ["--max-body-size", str(64 * 2**20), "--max-json-size", str(8 * 2**20)]
-
-
 def test_a_fleets_replicas_get_its_limits():
     given = ["--max-concurrent-requests", "-1", "--queue-size", "0", "--queue-timeout", "2.5"]
     args = launch_server.build_parser().parse_args(given)
-    assert passed_on(args, LIMIT_FLAGS) == [*SIZES, *given]
+    assert passed_on(args, of_sections(LIMITS)) == given
     assert given_limits(args) == {"max_concurrent_requests": -1, "queue_size": 0, "queue_timeout": 2.5}
     args = launch_server.build_parser().parse_args([])
-    assert passed_on(args, LIMIT_FLAGS) == SIZES
+    assert passed_on(args, of_sections(LIMITS)) == []
     assert given_limits(args) == {}
 
 

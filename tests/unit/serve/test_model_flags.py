@@ -10,8 +10,8 @@ from sglang_omni.launch_server import build_parser
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.models.text.config import TextPipelineConfig
-from sglang_omni.serve.launch.flags import passed_on
-from sglang_omni.serve.launch.model_flags import MODEL_FLAGS, apply_model_flags
+from sglang_omni.serve.launch.model_settings import apply_model_flags
+from sglang_omni.serve.launch.options import MODEL, of_sections, passed_on
 from sglang_omni.serve.launch.pipelines import load_pipeline
 
 
@@ -134,7 +134,7 @@ def test_a_flag_that_no_stage_takes(tmp_path):
 
 def test_replicas_of_a_fleet_get_the_same_flags():
     given = ["--engine", "omni", "--disable-radix-cache", "--stage", "thinker.tp_size=2"]
-    assert passed_on(build_parser().parse_args(given), MODEL_FLAGS) == given
+    assert passed_on(build_parser().parse_args(given), of_sections(MODEL)) == given
 
 
 def test_the_launcher_says_what_is_wrong(capsys):

@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
-from sglang_omni.serve.launch import tracing_flags
-from sglang_omni.serve.launch.tracing_flags import Tracing, add_tracing_flags, take_tracing
+from sglang_omni.serve.launch import tracing
+from sglang_omni.serve.launch.options import add_flags
+from sglang_omni.serve.launch.tracing import Tracing, take_tracing
 
 
 def taken(*argv: str) -> Tracing | None:
     parser = argparse.ArgumentParser()
-    add_tracing_flags(parser)
+    add_flags(parser)
     return take_tracing(parser, parser.parse_args(argv))
 
 
@@ -72,7 +73,7 @@ def test_what_cannot_be_done_is_said(
 def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tracing_flags, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracing, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         taken("--otlp-traces-endpoint", "http://a:4318")
     assert 'pip install "sgl-omni[otel]"' in capsys.readouterr().err

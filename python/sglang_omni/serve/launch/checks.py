@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_omni.diagnosis import Finding, Status
-from sglang_omni.serve.launch.health_flags import apply_health_flags
-from sglang_omni.serve.launch.model_flags import apply_model_flags
-from sglang_omni.serve.launch.part_flags import check_keys
+from sglang_omni.serve.launch.model_settings import apply_model_flags
+from sglang_omni.serve.launch.parts import check_keys
 from sglang_omni.serve.launch.pipelines import check_installed, check_split, fit_gpus, fit_ram
 from sglang_omni.serve.launch.preflight import check_gpus
 
@@ -140,3 +139,11 @@ def check_pipeline(
         with checks.of("GPUs"):
             check_gpus(plan)
     return plan
+
+
+def apply_health_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
+    """Change ``config`` as the flags say."""
+    if args.watchdog_timeout is not None:
+        config.watchdog.step_timeout = args.watchdog_timeout
+    if args.heartbeat_timeout is not None:
+        config.watchdog.heartbeat_timeout = args.heartbeat_timeout

@@ -1,17 +1,111 @@
-"""Readers of flags' values, and the one way in which a fleet passes flags on to its replicas."""
+"""What a flag of a command line is, and readers of flags' values."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable
-from typing import Any, Protocol
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+Reader = Callable[[str], Any]
+
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[^\s/:@?#\[\]]+)(:\d{1,5})?")
 
 
 class TakesFlags(Protocol):
     """A parser, or a group of one."""
 
     def add_argument(self, *names: str, **settings: Any) -> Any: ...
+
+
+class Section(NamedTuple):
+    """Where ``--help`` lists a flag. Without a title: among the first."""
+
+    title: str = ""
+    about: str | None = None
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a command.
+
+    Attributes:
+        name: Its name in the parsed arguments; dashes stand for its underscores in ``option``.
+        section: Where ``--help`` lists it.
+        help: What it does, with its unit and default.
+        type: Parses its value, and raises ArgumentTypeError; None if it takes no value.
+        default: Its value where it is not given.
+        metavar: What its value is, for ``--help``.
+        choices: The values that it may have.
+        several: True if it takes several values, and may be given again.
+        repeated: True if it takes one value, and may be given again.
+        also: Other spellings.
+        replicas: True if a fleet's replicas are given it as the fleet was.
+        argument: The argument of stages' factories that it sets.
+        sets: What it sets that to, if it takes no value.
+        join: Makes that of several values; may raise ValueError.
+    """
+
+    name: str
+    section: Section
+    help: str
+    type: Reader | None = str
+    default: Any = None
+    metavar: str | None = None
+    choices: Sequence[str] | None = None
+    several: bool = False
+    repeated: bool = False
+    also: tuple[str, ...] = ()
+    replicas: bool = False
+    argument: str | None = None
+    sets: Any = None
+    join: Callable[[list[Any]], Any] = list
+
+    @property
+    def option(self) -> str:
+        """As the command line has it."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def add_to(self, parser: TakesFlags) -> None:
+        """Adds it to a parser."""
+        names = (self.option, *self.also)
+        if self.type is None:
+            parser.add_argument(*names, action="store_true", help=self.help)
+            return
+        settings: dict[str, Any] = {
+            "type": self.type,
+            "default": self.default,
+            "help": self.help,
+            "metavar": None if self.choices else self.metavar,
+        }
+        if self.choices:
+            settings["choices"] = self.choices
+        if self.several:
+            settings |= {"nargs": "+", "action": "extend"}
+        elif self.repeated:
+            settings |= {"action": "append"}
+        if self.several or self.repeated:
+            # argparse adds to a copy of it.
+            settings["default"] = [] if self.default == () else self.default
+        parser.add_argument(*names, **settings)
+
+    def argument_value(self, value: Any) -> Any:
+        """What ``argument`` is set to by a parsed value."""
+        if self.type is None:
+            return self.sets
+        return self.join(value) if self.several else value
+
+    def words(self, value: Any) -> list[str]:
+        """The words of a command line that give it this parsed value; none if it was not given."""
+        if value is None or value is False:
+            return []
+        if self.type is None:
+            return [self.option]
+        values = value if self.several or self.repeated else [value]
+        return [word for each in values for word in (self.option, str(each))]
 
 
 def not_empty(text: str) -> str:
@@ -60,23 +154,20 @@ def share(text: str) -> float:
     return number
 
 
-def passed_on(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
-    """Flags as they were given, for a process that must have the same.
+def existing_file(text: str) -> str:
+    """For ``type=``: the path of a file, from the root."""
+    path = Path(not_empty(text)).expanduser()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text!r}")
+    return str(path.resolve())
 
-    Args:
-        args: The parsed flags. True stands for a flag without a value, a list for one that is repeated;
-            None and False for one that was not given.
-        names: Their names, as ``args`` has them.
-    """
-    words: list[str] = []
-    for name in names:
-        flag, value = f"--{name.replace('_', '-')}", getattr(args, name)
-        if value is True:
-            words.append(flag)
-        elif value is not None and value is not False:
-            for each in value if isinstance(value, list) else [value]:
-                words += [flag, str(each)]
-    return words
+
+def origin(text: str) -> str:
+    """For ``type=``: a web page's origin, as browsers write it, or ``*``."""
+    written = not_empty(text).strip().rstrip("/").lower()
+    if written != "*" and not _ORIGIN.fullmatch(written):
+        raise argparse.ArgumentTypeError(f"{text!r} is no origin, as https://example.org:8443 is one")
+    return written
 
 
 def _whole(text: str, least: int) -> int:

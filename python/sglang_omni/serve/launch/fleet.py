@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.gpus import VISIBLE_DEVICES
-from sglang_omni.serve.launch.key_flags import replicas_environment, runs_key
+from sglang_omni.serve.launch.keys import replicas_environment, runs_key
 from sglang_omni.serve.launch.member import FleetMember, MemberFailed
 from sglang_omni.serve.launch.router_process import ROUTER_CONFIG
 from sglang_omni.serve.launch.stopping import StopSignals

@@ -25,7 +25,7 @@ from sglang_omni.serve.api.app import create_app
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
-from sglang_omni.serve.launch.tracing_flags import Tracing
+from sglang_omni.serve.launch.tracing import Tracing
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
 from sglang_omni.supervision.ports import bind_alone, listen

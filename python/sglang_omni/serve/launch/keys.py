@@ -21,38 +21,6 @@ _ROUTERS = (
 )
 
 
-def add_key_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("keys", "A fleet's router asks for them, before its replicas.")
-    group.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help=f"clients must show this key, or another given so; or set {API_KEY}, which `ps` does not show",
-    )
-    group.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="PATH",
-        help="a file with such keys, one a line; a name before a key is its tenant's, who may have several",
-    )
-    group.add_argument(
-        "--admin-api-key",
-        metavar="KEY",
-        help=f"the key that administers the server; or set {ADMIN_API_KEY}. Without one only clients on this "
-        "machine may administer",
-    )
-    group.add_argument("--admin-api-key-file", type=Path, metavar="PATH", help="a file with that key")
-    group.add_argument(
-        "--allowed-hosts",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME",
-        help="names by which it may be administered, beside addresses, localhost and --host; * for any",
-    )
-
-
 def take_access(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Access:
     """The keys that were given. Those of the environment are taken out of it: no child inherits them.
 

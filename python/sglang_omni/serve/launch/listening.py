@@ -1,43 +1,19 @@
-"""The flags of how clients reach the server: its certificate, and the web pages that may use it."""
+"""How clients reach the server: its certificate, and the web pages that may use it."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.serve.launch.flags import not_empty
-
-_ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[^\s/:@?#\[\]]+)(:\d{1,5})?")
 # In a fleet the router listens: its fields for these flags.
 _ROUTERS = {
     "ssl_certfile": "tls_cert_path",
     "ssl_keyfile": "tls_key_path",
     "allowed_origins": "cors_allowed_origins",
 }
-
-
-def add_listen_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("reaching it", "Of a fleet's router, in a fleet.")
-    group.add_argument(
-        "--ssl-certfile",
-        type=Path,
-        metavar="PATH",
-        help="the certificate, with its chain, in PEM: clients then use https",
-    )
-    group.add_argument("--ssl-keyfile", type=Path, metavar="PATH", help="the certificate's key, in PEM")
-    group.add_argument(
-        "--allowed-origins",
-        nargs="+",
-        action="extend",
-        default=[],
-        type=origin,
-        metavar="ORIGIN",
-        help="origins of web pages that may use the server, as https://host:port; * for any",
-    )
 
 
 def check_listen_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -88,11 +64,3 @@ def routers_listening(
             parser.error(f"--{flag} and --router-{other} are the same in a fleet: give one")
         fields[name] = value if isinstance(value, list) else str(value)
     return fields
-
-
-def origin(text: str) -> str:
-    """For ``type=``: a web page's origin, as browsers write it, or ``*``."""
-    written = not_empty(text).strip().rstrip("/").lower()
-    if written != "*" and not _ORIGIN.fullmatch(written):
-        raise argparse.ArgumentTypeError(f"{text!r} is no origin, as https://example.org:8443 is one")
-    return written

@@ -1,4 +1,4 @@
-"""The flags of the STUN and TURN servers of calls over WebRTC."""
+"""The STUN and TURN servers of calls over WebRTC, and their credentials."""
 
 from __future__ import annotations
 
@@ -6,35 +6,11 @@ import argparse
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 from sglang_omni.packages import install_line
 from sglang_omni.serve.realtime.ice import IceServers, check_url, is_turn
 
 TURN_CREDENTIALS = "SGLANG_OMNI_TURN_CREDENTIALS"
-
-
-def add_ice_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "calls over WebRTC", "How clients of other networks reach them. See docs/realtime.md."
-    )
-    group.add_argument(
-        "--ice-server",
-        nargs="+",
-        action="extend",
-        default=[],
-        type=_url,
-        metavar="URL",
-        help="one STUN server, one TURN server or both, as stun:HOST:PORT, "
-        "turn:HOST:PORT?transport=udp (or tcp) or turns:HOST:PORT",
-    )
-    group.add_argument(
-        "--turn-credentials-file",
-        type=Path,
-        metavar="PATH",
-        help="a file with the TURN server's line `USERNAME PASSWORD`; or set "
-        f"{TURN_CREDENTIALS} to that line",
-    )
 
 
 def take_ice_servers(parser: argparse.ArgumentParser, args: argparse.Namespace) -> IceServers:
@@ -75,7 +51,7 @@ def replicas_turn(servers: IceServers) -> dict[str, str]:
     return {TURN_CREDENTIALS: f"{servers.username} {servers.password}"}
 
 
-def _url(text: str) -> str:
+def ice_url(text: str) -> str:
     try:
         return check_url(text)
     except ValueError as exc:

@@ -1,15 +1,11 @@
-"""The flags of what starts the processes of stages: this server, hosts that join it, or Ray."""
+"""What starts the processes of stages: this server, hosts that join it, or Ray."""
 
 from __future__ import annotations
 
 import argparse
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sglang_omni.packages import install_line
-from sglang_omni.router.flags import port
-from sglang_omni.serve.launch.flags import TakesFlags, seconds
 
 if TYPE_CHECKING:
     from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
@@ -17,63 +13,6 @@ if TYPE_CHECKING:
 
 # No packet is sent there (it is set aside for documentation): only the route to it is looked up.
 _ELSEWHERE = "192.0.2.1"
-
-
-def add_launcher_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("GPUs")
-    group.add_argument(
-        "--mps",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help="whether processes that share a GPU compute side by side, by CUDA's Multi-Process Service, and "
-        "not in turns: if it can be had, always, or never (default: auto)",
-    )
-    group = parser.add_argument_group(
-        "several hosts", "For stages with a `node`: each such host runs `sgl-omni host`. See docs/hosts.md."
-    )
-    group.add_argument(
-        "--join-port", type=port, metavar="PORT", help="let hosts join here; 0 picks a free port"
-    )
-    group.add_argument(
-        "--join-key",
-        type=Path,
-        metavar="FILE",
-        help="the key that hosts join with; written where there is none "
-        "(default: ~/.config/sglang_omni/join.key)",
-    )
-    group.add_argument(
-        "--host-address",
-        metavar="ADDRESS",
-        help="this machine's address, where the others reach it (default: that of its default route)",
-    )
-    group.add_argument(
-        "--host-timeout",
-        type=partial(seconds, above_0=True),
-        metavar="SECONDS",
-        help="a host that is silent for so long has failed (default: 10)",
-    )
-    group = parser.add_argument_group(
-        "Ray",
-        "For stages that a Ray cluster places and restarts; a `node` is a custom resource then. See "
-        "docs/ray.md.",
-    )
-    add_launcher_flag(group)
-    group.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        help="HOST:PORT of the cluster, or auto for the one this machine is in (default: $RAY_ADDRESS, "
-        "else auto, else a cluster is started on this machine)",
-    )
-
-
-def add_launcher_flag(parser: TakesFlags) -> None:
-    """``--launcher`` alone."""
-    parser.add_argument(
-        "--launcher",
-        choices=("local", "ray"),
-        default="local",
-        help="what starts the processes of stages: this server, or Ray (default: local)",
-    )
 
 
 def check_launcher_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -18,15 +18,6 @@ class Tracing:
     endpoint: str | None
 
 
-def add_tracing_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--otlp-traces-endpoint",
-        metavar="URL",
-        help="an OpenTelemetry collector that gets the spans of every request, as OTLP over HTTP, such as "
-        "http://localhost:4318/v1/traces; or set OTEL_EXPORTER_OTLP_ENDPOINT (default: no spans)",
-    )
-
-
 def take_tracing(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Tracing | None:
     """What the flag and the environment say; ends the program if that cannot be done."""
     env = os.environ

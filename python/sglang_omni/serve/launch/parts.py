@@ -1,27 +1,19 @@
-"""The flags of a cascade: which models, pipelines or servers hear, answer and speak."""
+"""A cascade from flags: which models, pipelines or servers hear, answer and speak."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.serve.launch.flags import TakesFlags, not_empty
+from sglang_omni.serve.launch.options import CASCADE, PARTS, of_sections
 
 if TYPE_CHECKING:
     from sglang_omni.cascade.part import PartName
     from sglang_omni.config import PipelineConfig
 
-CASCADE = "sglang_omni.cascade.config.CascadePipelineConfig"
+_CONFIG = "sglang_omni.cascade.config.CascadePipelineConfig"
 _TEXT = "sglang_omni.models.text.config.TextPipelineConfig"
 _BUNDLED = "speech-chat"
-_PARTS: dict[PartName, str] = {
-    "asr": "what hears: the URL of a server with OpenAI's /v1/audio/transcriptions, or the directory or "
-    "hub id of a model that transcribes (default: Whisper tiny.en)",
-    "llm": "what answers: the URL of a server with OpenAI's /v1/chat/completions, or the directory or hub id "
-    "of a language model (default: SmolLM2)",
-    "tts": "what speaks: the URL of a server with OpenAI's /v1/audio/speech, or the directory or hub id of a "
-    "model that speaks (default: Hibari)",
-}
 # What says by itself what is served.
 _OTHERS = {
     "--model-path": "model_path",
@@ -29,39 +21,11 @@ _OTHERS = {
     "a config file": "file",
     "--revision": "revision",
 }
-PART_FLAGS = (
-    *_PARTS,
-    *(f"{name}_{field}" for name in _PARTS for field in ("model", "api_key_env")),
-    "tts_voice",
-)
-
-
-def add_part_flags(parser: TakesFlags) -> None:
-    """Adds the flags; ``parser`` may be a group of one."""
-    for name, text in _PARTS.items():
-        parser.add_argument(
-            f"--{name}", type=not_empty, metavar="URL" if name != "llm" else "URL|MODEL", help=text
-        )
-        parser.add_argument(
-            f"--{name}-model",
-            type=not_empty,
-            metavar="NAME",
-            help="the model to name there (default: the only one that the server lists)",
-        )
-        parser.add_argument(
-            f"--{name}-api-key-env",
-            type=not_empty,
-            metavar="VARIABLE",
-            help="the environment variable with that server's key (default: OPENAI_API_KEY, if it is set)",
-        )
-    parser.add_argument(
-        "--tts-voice", type=not_empty, metavar="NAME", help="the voice of requests that name none"
-    )
 
 
 def given_parts(args: argparse.Namespace) -> list[str]:
     """The flags of parts that were given."""
-    return [f"--{name.replace('_', '-')}" for name in PART_FLAGS if getattr(args, name) is not None]
+    return [flag.option for flag in of_sections(CASCADE) if getattr(args, flag.name) is not None]
 
 
 def check_part_flags(args: argparse.Namespace) -> str | None:
@@ -75,7 +39,7 @@ def check_part_flags(args: argparse.Namespace) -> str | None:
                 f"{given[0]} and {other} exclude each other: parts make a pipeline of their own. A config "
                 "file names them as its fields asr, llm and tts (docs/cascade.md)"
             )
-    for name in _PARTS:
+    for name in PARTS:
         of_server = [flag for flag in given if flag in (f"--{name}-model", f"--{name}-api-key-env")]
         if of_server and not is_url(getattr(args, name)):
             return f"{of_server[0]} is of a server: give its URL with --{name}"
@@ -105,7 +69,7 @@ def load_cascade(args: argparse.Namespace, *, weights: bool = True) -> PipelineC
 
     fields: dict[str, Any] = {}
     gpu: Any = None
-    for name in _PARTS:
+    for name in PARTS:
         given = getattr(args, name)
         part = {
             field: value
@@ -128,7 +92,7 @@ def load_cascade(args: argparse.Namespace, *, weights: bool = True) -> PipelineC
         if part:
             fields[name] = part
     try:
-        cascade: PipelineConfig = import_string(CASCADE)(**fields)
+        cascade: PipelineConfig = import_string(_CONFIG)(**fields)
     except ValidationError as exc:
         # The fields were flags; nothing else is wrong with them.
         raise LaunchError(
@@ -177,7 +141,7 @@ def check_keys(config: PipelineConfig) -> None:
     Raises:
         PartError: It does not.
     """
-    from sglang_omni.cascade.part import PARTS, PartConfig, server_key
+    from sglang_omni.cascade.part import PartConfig, server_key
 
     for name in PARTS:
         part = getattr(config, name, None)
