@@ -225,6 +225,10 @@ bench-playback: build ## gaps in the sound of 1, 8 and 16 spoken answers at once
 bench-text: build ## tokens a second of both engines beside transformers' generate, on SmolLM2
 	cd benches && ../$(BIN)/python text_engines.py $(BENCH)
 
+.PHONY: walk
+walk: build ## how many files a request, a payload and a chunk of sound go through; fails if more than agreed
+	cd benches && ../$(BIN)/python walk.py $(BENCH)
+
 .PHONY: bench-host
 bench-host: build ## what the host adds to a step, beside SGLang's own server, on a tiny Llama; both engines; ten minutes
 	cd benches && ../$(BIN)/python host.py $(BENCH)

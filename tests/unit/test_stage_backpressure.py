@@ -27,8 +27,8 @@ from sglang_omni.scheduling.worker_pool import WorkerPool
 
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._INBOX_HIGH", 20)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._INBOX_LOW", 5)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.receiver._INBOX_HIGH", 20)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.receiver._INBOX_LOW", 5)
     monkeypatch.setattr("sglang_omni.pipeline.stage.sender._BACKLOG_HIGH", 50)
     monkeypatch.setattr("sglang_omni.pipeline.stage.sender._BACKLOG_LOW", 10)
 

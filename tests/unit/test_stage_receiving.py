@@ -365,8 +365,8 @@ async def test_large_payloads_are_left_with_their_sender_while_the_scheduler_is_
     monkeypatch: pytest.MonkeyPatch, inbox: type
 ) -> None:
     size = 64 << 10
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_HIGH", 5 * size)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_LOW", 2 * size + size // 2)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.receiver._BYTES_HIGH", 5 * size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.receiver._BYTES_LOW", 2 * size + size // 2)
     scheduler = HandScheduler()
     scheduler.inbox = inbox()
     async with harness(scheduler=scheduler) as one:
@@ -390,8 +390,8 @@ async def test_large_payloads_are_left_with_their_sender_while_the_scheduler_is_
 
 async def test_what_a_stream_brings_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 64 << 10
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_HIGH", 3 * size)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_LOW", size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.receiver._BYTES_HIGH", 3 * size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.receiver._BYTES_LOW", size)
     async with harness(can_accept_stream_before_payload=True) as one:
         sender = Sender(one)
         for index in range(8):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from sglang_omni.compat.plain_relay import as_relay
-from sglang_omni.pipeline.stage.edges import objects, relayed
+from sglang_omni.pipeline.stage.edges import relayed
 from sglang_omni.pipeline.stage.edges.cuda import CudaIpcEdge
 from sglang_omni.pipeline.stage.edges.edge import OutgoingEdge, StreamChunk
 from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, StageSender
@@ -45,7 +45,7 @@ async def write_payload(
         ValueError: The payload contains itself; the text names the path.
         RelayTimeout: The relay had no room in time; the text says who holds it.
     """
-    return await objects.write(as_relay(relay), request_id, payload, target)
+    return await relayed.write(as_relay(relay), request_id, payload, target)
 
 
 async def read_payload(
@@ -69,12 +69,12 @@ async def write_blob(
     relay: Relay, key: str, data: Any, *, target: str | None = None
 ) -> tuple[dict[str, Any], RelayOperation]:
     """Sends a tensor, or any object, under a key. Returns and raises what ``write_payload`` does."""
-    return await objects.write(as_relay(relay), key, data, target)
+    return await relayed.write(as_relay(relay), key, data, target)
 
 
 async def read_blob(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
     """What ``write_blob`` sent. Raises RelayReadError or ValueError, as ``read_payload`` does."""
-    return await objects.read(as_relay(relay), key, metadata)
+    return await relayed.read(as_relay(relay), key, metadata)
 
 
 async def send_stream_chunk(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 
-class RecentIds:
+class RecentIds(OrderedDict[str, None]):
     """The last ``limit`` ids added.
 
     Late messages of an aborted or finished request are recognised by its id. The set is bounded because it
@@ -13,22 +13,16 @@ class RecentIds:
     """
 
     def __init__(self, limit: int = 10_000) -> None:
+        super().__init__()
         if limit < 1:
             raise ValueError(f"limit must be at least 1, got {limit}")
         self._limit = limit
-        self._ids: OrderedDict[str, None] = OrderedDict()
 
     def add(self, request_id: str) -> None:
-        self._ids[request_id] = None
-        self._ids.move_to_end(request_id)
-        if len(self._ids) > self._limit:
-            self._ids.popitem(last=False)
+        self[request_id] = None
+        self.move_to_end(request_id)
+        if len(self) > self._limit:
+            self.popitem(last=False)
 
     def discard(self, request_id: str) -> None:
-        self._ids.pop(request_id, None)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._ids
-
-    def __len__(self) -> int:
-        return len(self._ids)
+        self.pop(request_id, None)

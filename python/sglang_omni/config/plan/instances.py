@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 
@@ -84,6 +85,7 @@ def replica_of(instance: str) -> int | None:
     return int(number) if number else None
 
 
+@lru_cache  # A pipeline has few, and each message names some.
 def stage_of(instance: str) -> str:
     """The stage's name in an instance's name."""
     return instance.partition(_MARK)[0]

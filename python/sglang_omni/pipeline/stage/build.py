@@ -19,7 +19,7 @@ from sglang_omni.pipeline.specs import StageLaunchConfig
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
-from sglang_omni.pipeline.stage.routing import checked_targets
+from sglang_omni.pipeline.stage.routing import next_stages
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage.warm_up import warm_up
 from sglang_omni.pipeline.transport.control_plane import StageControlPlane
@@ -29,8 +29,6 @@ from sglang_omni.scheduling.messages import RankedScheduler, Scheduler
 from sglang_omni.scheduling.ranks import RankGroup
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.worker_pool import WorkerPool
-
-Targets = str | list[str] | None
 
 
 def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: LocalStageDispatcher) -> Stage:
@@ -49,7 +47,7 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
     return Stage(
         name=launch.instance,
         role=launch.role,
-        get_next=_routing(stage, load),
+        get_next=next_stages(stage, load),
         gpu_id=launch.device_index,
         endpoints=launch.endpoints,
         control_plane=StageControlPlane(
@@ -188,18 +186,6 @@ def returning_payload(function: Callable[[StagePayload], Any]) -> Callable[[Stag
         return wrap(payload, await result)
 
     return call
-
-
-def _routing(stage: StageConfig, load: Callable[..., Callable[..., Any]]) -> Callable[[str, Any], Targets]:
-    if stage.get_next is not None:
-        return load(stage.get_next, field="get_next")
-    if stage.route_fn is not None:
-        route = load(stage.route_fn, field="route_fn")
-        return lambda request_id, output: checked_targets(
-            route(request_id, output), stage.next_stages, stage=stage.name, hook="route_fn"
-        )
-    following = None if stage.terminal else stage.next
-    return lambda request_id, output: following
 
 
 def _input_handler(

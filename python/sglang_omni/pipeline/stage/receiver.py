@@ -7,13 +7,15 @@ and stream messages, held back while their payload is not.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from queue import Queue
 from typing import Any
 
 from sglang_omni.config.plan.instances import stage_of
-from sglang_omni.pipeline.stage.backpressure import Backpressure
 from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.pipeline.stage.edges.relayed import read_item
@@ -25,8 +27,22 @@ from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import TRACED, DataReadyMessage, Message, StagePayload, SubmitMessage
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import IncomingMessage
+from sglang_omni.scheduling.queues import Inbox
 
 logger = logging.getLogger(__name__)
+
+# Messages in the inbox at which no more are read, and at which reading goes on.
+_INBOX_HIGH = 1024
+_INBOX_LOW = 256
+# Messages whose item is still to be read, at which no more are received, and at which receiving goes on.
+_UNREAD_HIGH = 4096
+_UNREAD_LOW = 1024
+# As for the inbox, in bytes that came through a relay: beyond this, payloads stay with their sender, whose
+# credits then run out.
+_BYTES_HIGH = 1 << 30
+_BYTES_LOW = _BYTES_HIGH // 2
+# How often an inbox that cannot notify is checked.
+_CHECK_S = 0.005
 
 
 class ItemReceiver:
@@ -44,7 +60,6 @@ class ItemReceiver:
         control: Takes the messages that bring no work; returns False to get no more messages.
         fail: ``fail(request_id, error)`` ends a request; the error as it was raised, or its text.
         resume: Called when ``take`` may be called again, after it returned False.
-        touch: Called when something came.
     """
 
     def __init__(
@@ -59,7 +74,6 @@ class ItemReceiver:
         control: Callable[[Message], bool],
         fail: Callable[[str, str | BaseException], None],
         resume: Callable[[], None],
-        touch: Callable[[], None],
     ) -> None:
         self._instance = instance
         self._requests = requests
@@ -68,7 +82,6 @@ class ItemReceiver:
         self._streams_may_start = streams_may_start
         self._control = control
         self._fail = fail
-        self._touch = touch
         self._backpressure = Backpressure(inbox, self._count_unread, resume)
         # By source. Not every source needs a relay: signals are messages alone.
         self._queues: dict[str, EdgeQueue] = {}
@@ -76,7 +89,6 @@ class ItemReceiver:
 
     def take(self, message: Message) -> bool:
         """Takes a message of the control plane. Returns False to get no more until ``resume``."""
-        self._touch()
         try:
             if isinstance(message, DataReadyMessage):
                 queue = self._queues.get(message.from_stage)
@@ -100,7 +112,6 @@ class ItemReceiver:
 
     async def receive(self, item: Item) -> None:
         """Takes an item of a stage in this process. Waits while this stage is full."""
-        self._touch()
         if type(item) is not End:
             await self._backpressure.wait()
         self.accept(item)
@@ -208,3 +219,107 @@ class ItemReceiver:
                 f"a stream chunk from {item.source!r} arrived before the request's payload; a stage that can "
                 "start from a stream sets can_accept_stream_before_payload",
             )
+
+
+class Backpressure:
+    """The scheduler's inbox, and what waits while it is full.
+
+    Senders in the same process then wait in their edges' queues, and messages of other processes stay unread
+    in this stage's. If those hold enough, no more are taken from the sockets. So the senders' queues and
+    outboxes fill up, and in the end their schedulers wait. Aborts come another way and never wait.
+
+    Two states change, the inbox's in ``put`` and ``update``, receiving in ``pause_if_full`` and ``update``:
+
+        open ------- at _INBOX_HIGH messages or _BYTES_HIGH --> full
+        full ------- at _INBOX_LOW and _BYTES_LOW ------------> open
+        receiving -- full, or at _UNREAD_HIGH messages -------> paused
+        paused ----- open, and at _UNREAD_LOW: calls resume --> receiving
+
+    Args:
+        inbox: The scheduler's.
+        unread: Returns how many messages wait to be read.
+        resume: Called when receiving goes on.
+    """
+
+    def __init__(self, inbox: Queue[Any], unread: Callable[[], int], resume: Callable[[], None]) -> None:
+        self._inbox = inbox
+        self._unread = unread
+        self._resume = resume
+        # Bytes of each message in the inbox, in its order; and their sum.
+        self._sizes: deque[int] = deque()
+        self._nbytes = 0
+        self._open = asyncio.Event()
+        self._open.set()
+        self._paused = False
+        self._closed = False
+
+    def put(self, message: Any, nbytes: int = 0) -> None:
+        """Hands the scheduler a message that brought ``nbytes`` of memory with it."""
+        self._sizes.append(nbytes)
+        self._nbytes += nbytes
+        self._inbox.put(message)
+        waiting = self._forget_taken()
+        is_full = waiting >= _INBOX_HIGH or self._nbytes >= _BYTES_HIGH
+        if is_full and self._open.is_set() and not self._closed:
+            self._open.clear()
+            self._watch_inbox()
+
+    async def wait(self) -> None:
+        """Returns when the inbox is open."""
+        while not self._open.is_set():
+            await self._open.wait()
+
+    def pause_if_full(self) -> bool:
+        """Pauses receiving if the stage is full. Returns True while receiving is paused."""
+        if not self._closed and (not self._open.is_set() or self._unread() >= _UNREAD_HIGH):
+            self._paused = True
+        return self._paused
+
+    def update(self) -> None:
+        """Opens the inbox and resumes receiving, if enough was taken or read."""
+        if not self._open.is_set():
+            if self._forget_taken() > self._low_level():
+                self._watch_inbox()
+                return
+            self._open.set()
+        if self._paused and self._unread() <= _UNREAD_LOW:
+            self._paused = False
+            self._resume()
+
+    def close(self) -> None:
+        """The stage is about to stop: nothing waits for it any more."""
+        self._closed = True
+        self._paused = False
+        self._open.set()
+
+    def _forget_taken(self) -> int:
+        """Counts no longer what the scheduler has taken. Returns how many messages are left."""
+        waiting = self._inbox.qsize()
+        while len(self._sizes) > waiting:
+            self._nbytes -= self._sizes.popleft()
+        return waiting
+
+    def _low_level(self) -> int:
+        """How many messages, the newest ones, may be left in the inbox when it opens again."""
+        if self._nbytes <= _BYTES_LOW:
+            return _INBOX_LOW
+        kept, nbytes = 0, 0
+        for size in reversed(self._sizes):
+            nbytes += size
+            if nbytes > _BYTES_LOW:
+                break
+            kept += 1
+        return min(kept, _INBOX_LOW)
+
+    def _watch_inbox(self) -> None:
+        loop = asyncio.get_running_loop()
+        if isinstance(self._inbox, Inbox):
+            self._inbox.when_low(self._low_level(), partial(_call_soon, loop, self.update))
+        else:
+            loop.call_later(_CHECK_S, self.update)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    # The scheduler may take its last messages after everything else has ended.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.proto import ProgressMessage, Replicas
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.recent_ids import RecentIds
@@ -176,8 +177,8 @@ class RequestTable:
     Args:
         progress: Notified of every request that comes and goes.
         clock: Measures the scheduler's work on each request. Without one, all of a request's time is work.
-        after_sent: ``after_sent(request_id, report)`` calls ``report`` once all that the request's caller
-            gets from this stage has left; by default at once.
+        to_coordinator: The queue of what a request's caller gets from this stage. The coordinator waits for
+            no chunk of a request that is reported as finished: the report leaves behind them.
 
     Attributes:
         active: By request.
@@ -188,7 +189,7 @@ class RequestTable:
         self,
         progress: ProgressReporter,
         clock: WorkClock | None = None,
-        after_sent: Callable[[str, Callable[[], None]], None] = lambda request_id, report: report(),
+        to_coordinator: EdgeQueue | None = None,
     ) -> None:
         self.active: dict[str, RequestRecord] = {}
         self.traces: dict[str, StepTrace] = {}
@@ -197,7 +198,7 @@ class RequestTable:
         if clock is not None:
             clock.records = self.active
             clock.traces = self.traces
-        self._after_sent = after_sent
+        self._to_coordinator = to_coordinator
         self._dropped = RecentIds(_REMEMBERED_IDS)
         # Finished requests, each with the streams that were counted for it.
         self._finished: OrderedDict[str, set[str]] = OrderedDict()
@@ -273,10 +274,17 @@ class RequestTable:
             began=time.time() - seconds,
             detail=None if trace is None else trace.detail(),
         )
-        self._after_sent(request_id, report)
+        if self._to_coordinator is None or self._to_coordinator.is_idle:
+            report()
+        else:
+            self._to_coordinator.put(request_id, _call, report)
 
     def drop(self, request_id: str) -> None:
         """The request is aborted, or has failed: what still comes of it is refused."""
         self.active.pop(request_id, None)
         self.traces.pop(request_id, None)
         self._dropped.add(request_id)
+
+
+async def _call(report: Callable[[], None]) -> None:
+    report()

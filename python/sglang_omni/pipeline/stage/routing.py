@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sglang_omni.config.plan.instances import instance_name
+from sglang_omni.config.schema import StageConfig
 from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR
 from sglang_omni.pipeline.stage.edges.edge import End, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.pipeline.stage.edges.isolation import isolated_targets
-from sglang_omni.pipeline.stage.wiring import Wiring
+from sglang_omni.pipeline.stage.wiring import GetNextFn, Wiring
 from sglang_omni.proto import Replicas, StagePayload
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import OutgoingMessage
@@ -68,7 +69,8 @@ class Routing:
         data = list(
             zip(_instances(targets, replicas), [self._projected(output, t) for t in targets], strict=True)
         )
-        local = isolated_targets(data, output, wiring.same_process_targets)
+        own = wiring.same_process_targets
+        local = isolated_targets(data, output, own) if own else ()
         shared = self._shared([sent for sent in data if sent[0] not in local])
         payloads = [
             (target, Payload(request_id, source, None, replicas, shared[target]))
@@ -153,6 +155,23 @@ class Routing:
             if uses[way] > 1
         }
         return {target: fan_outs[way] for way, (target, _) in zip(ways, sent, strict=True) if way in fan_outs}
+
+
+def next_stages(stage: StageConfig, load: Callable[..., Callable[..., Any]]) -> GetNextFn:
+    """The hook of a stage that names its next stages.
+
+    Args:
+        load: ``load(path, field=name)`` imports a function of the configuration.
+    """
+    if stage.get_next is not None:
+        return load(stage.get_next, field="get_next")
+    if stage.route_fn is not None:
+        route = load(stage.route_fn, field="route_fn")
+        return lambda request_id, output: checked_targets(
+            route(request_id, output), stage.next_stages, stage=stage.name, hook="route_fn"
+        )
+    following = None if stage.terminal else stage.next
+    return lambda request_id, output: following
 
 
 def checked_targets(

@@ -37,6 +37,7 @@ from sglang_omni.proto import (
     Message,
     ProfilerStartMessage,
     ProfilerStopMessage,
+    ProgressMessage,
     RequestError,
     ShutdownMessage,
     Unavailable,
@@ -110,11 +111,12 @@ class Stage:
         self._threads = SchedulerThreads(name, self.scheduler, gpu_id)
         self._profiler = StageProfiler(name)
         coordinator = CoordinatorEdge(name, self.control_plane)
-        self._stats = StatsReporter(name, self.scheduler, self.relays.all, coordinator.report)
         clock = self.scheduler.work_clock if isinstance(self.scheduler, HasWorkClock) else None
-        self._requests = RequestTable(
-            ProgressReporter(name, coordinator.report), clock, coordinator.after_sent
+        self._requests = RequestTable(ProgressReporter(name, self._report_progress), clock, coordinator.queue)
+        self._stats = StatsReporter(
+            name, self.scheduler, self.relays.all, coordinator.report, self._requests.active
         )
+        self._report = coordinator.report
         self._sender = ItemSender(
             Wiring(
                 name,
@@ -134,7 +136,6 @@ class Stage:
             coordinator,
             self._threads.outbox,
             fail=self._fail,
-            touch=self._stats.touch,
         )
         self._receiver = ItemReceiver(
             name,
@@ -146,7 +147,6 @@ class Stage:
             control=self._control,
             fail=self._fail,
             resume=self.control_plane.resume,
-            touch=self._stats.touch,
         )
         self._shutdown: asyncio.Future[None] | None = None
         self._stopped = False
@@ -289,6 +289,10 @@ class Stage:
             self.scheduler.abort(request_id)
         except Exception:
             logger.exception("Stage %s: aborting request %s failed", self.name, request_id)
+
+    def _report_progress(self, message: ProgressMessage) -> None:
+        self._report(message)
+        self._stats.touch()
 
     def _lose(self, target: str, message: Message, reason: str) -> None:
         if isinstance(message, DataReadyMessage):

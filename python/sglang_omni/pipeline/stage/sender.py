@@ -44,7 +44,6 @@ class ItemSender:
         coordinator: The edge to the coordinator.
         outbox: The scheduler's messages.
         fail: ``fail(request_id, error)`` ends a request; the error as it was raised, or its text.
-        touch: Called when something was routed.
     """
 
     def __init__(
@@ -57,7 +56,6 @@ class ItemSender:
         outbox: Outbox[OutgoingMessage],
         *,
         fail: Callable[[str, object], None],
-        touch: Callable[[], None],
     ) -> None:
         self._wiring = wiring
         self._routing = Routing(wiring, relays.to)
@@ -67,7 +65,6 @@ class ItemSender:
         self._outbox = outbox
         self._endpoints = TargetEndpoints(wiring.endpoints)
         self._fail = fail
-        self._touch = touch
         coordinator.queue.on_done = self._on_sent
         self._targets = {COORDINATOR: _Target(coordinator, coordinator.queue)}
         self._puts: set[asyncio.Task[None]] = set()
@@ -109,7 +106,6 @@ class ItemSender:
 
     def route(self, batch: list[OutgoingMessage]) -> None:
         """Puts the scheduler's messages into the queues of their edges."""
-        self._touch()
         for out in batch:
             record = self._requests.active.get(out.request_id)
             if record is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from sglang_omni.proto import StatsMessage
@@ -27,16 +27,23 @@ class StatsReporter:
         scheduler: Counts by ``stats()`` if it is a ``HasStats``.
         relays: Count by ``usage()``. Numbers of one name are added up.
         send: Takes a message; called in the event loop's thread.
+        requests: Those that the stage has: while there are any, numbers may change.
     """
 
     def __init__(
-        self, instance: str, scheduler: object, relays: Iterable[Any], send: Callable[[StatsMessage], None]
+        self,
+        instance: str,
+        scheduler: object,
+        relays: Iterable[Any],
+        send: Callable[[StatsMessage], None],
+        requests: Collection[str] = (),
     ) -> None:
         self._instance = instance
         self._sources: list[Callable[[], Mapping[str, float]]] = [relay.usage for relay in relays]
         if isinstance(scheduler, HasStats):
             self._sources.insert(0, scheduler.stats)
         self._send = send
+        self._requests = requests
         self._sent: dict[str, float] = {}
         self._quiet = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -67,7 +74,7 @@ class StatsReporter:
             self._sent = stats
             self._quiet = 0
             self._send(StatsMessage(self._instance, stats))
-        elif not any(stats.get(name) for name in _HELD):
+        elif not self._requests and not any(stats.get(name) for name in _HELD):
             self._quiet += 1
         self._timer = None
         if self._quiet < _QUIET_LOOKS and self._sources:

@@ -43,7 +43,7 @@ class Wiring:
     same_process_targets: frozenset[str] = frozenset()
     dispatcher: LocalStageDispatcher = field(default_factory=LocalStageDispatcher)
 
-    @property
+    @cached_property
     def stage_name(self) -> str:
         """The stage that the instance is one of."""
         return stage_of(self.instance)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sglang_omni.compat.control_plane import StageLink
@@ -49,16 +48,6 @@ class CoordinatorEdge:
         send: Any = self._link.send_stats if isinstance(message, StatsMessage) else self._link.send_progress
         self.queue.put("", send, message)
 
-    def after_sent(self, request_id: str, report: Callable[[], None]) -> None:
-        """Calls ``report`` once everything queued has left.
-
-        The coordinator waits for no chunk of a request that a stage has reported as finished.
-        """
-        if self.queue.is_idle:
-            report()
-        else:
-            self.queue.put(request_id, _call, report)
-
     def _stream_message(self, item: StreamChunk) -> StreamMessage:
         modality = item.metadata.get("modality") if item.metadata else None
         if modality is None and isinstance(item.data, dict):
@@ -71,7 +60,3 @@ class CoordinatorEdge:
             modality=modality if isinstance(modality, str) else None,
             chunk_id=item.chunk_id,
         )
-
-
-async def _call(report: Callable[[], None]) -> None:
-    report()

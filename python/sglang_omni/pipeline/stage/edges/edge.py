@@ -13,8 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.proto import Replicas
+from sglang_omni.relay.base import RelayOperation
+
+# Metadata that a reader needs, and the put, which may be waited for after the metadata was sent.
+Written = tuple[dict[str, Any], RelayOperation]
+
+
+class SharedObject(Protocol):
+    """What several targets get, written for each when its own edge gets to it."""
+
+    async def write(self, key: str, target: str) -> Written:
+        """Writes it under a key for one target."""
+        ...
 
 
 @dataclass(slots=True)
@@ -32,7 +43,7 @@ class Payload:
     source: str | None
     data: Any
     replicas: Replicas = None
-    fan_out: FanOut | None = None
+    fan_out: SharedObject | None = None
     is_own: bool = False
     exported: dict[str, Any] | None = None
     nbytes: int = 0
@@ -55,7 +66,7 @@ class StreamChunk:
     data: Any
     metadata: dict[str, Any] | None = None
     replicas: Replicas = None
-    fan_out: FanOut | None = None
+    fan_out: SharedObject | None = None
     exported: dict[str, Any] | None = None
     nbytes: int = 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sglang_omni.pipeline.stage.edges import objects
+from sglang_omni.pipeline.stage.edges import relayed
+from sglang_omni.pipeline.stage.edges.edge import Written
 from sglang_omni.proto import codec
 from sglang_omni.relay.base import Relay
 
@@ -27,11 +28,11 @@ class FanOut:
         self._obj = obj
         self._nbytes = 0
         self._held: Any = None
-        self._inline: objects.Written | None = None
+        self._inline: Written | None = None
         self._first: asyncio.Future[None] | None = None
 
-    async def write(self, key: str, target: str) -> objects.Written:
-        """Writes it under a key for one target. Raises what ``objects.write`` raises."""
+    async def write(self, key: str, target: str) -> Written:
+        """Writes it under a key for one target. Raises what ``relayed.write`` raises."""
         if self._first is None:
             self._first = asyncio.get_running_loop().create_future()
             try:
@@ -44,7 +45,7 @@ class FanOut:
         if self._inline is not None:
             return self._inline
         if self._held is None:
-            return await objects.write(self._relay, key, self._obj, target)
+            return await relayed.write(self._relay, key, self._obj, target)
         put = await self._relay.put_held(self._held, self._nbytes, key, target)
         return {"relay_info": put.metadata, "nbytes": self._nbytes}, put
 
@@ -52,7 +53,7 @@ class FanOut:
         plan = codec.plan(self._obj)
         self._nbytes = plan.nbytes
         if self._nbytes <= self._relay.inline_limit:
-            self._inline = await objects.write_plan(self._relay, key, plan, target)
+            self._inline = await relayed.write_plan(self._relay, key, plan, target)
         elif self._relay.fans_out:
             self._held = await self._relay.hold_payload(plan)
         if self._inline is not None or self._held is not None:
