@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from sglang_omni.models.loading import placement
-from sglang_omni.models.multimodal.payloads import AudioOutput, VisualInput, VisualOutput
+from sglang_omni.models.multimodal.payloads import AudioInput, AudioOutput, VisualInput, VisualOutput
 from sglang_omni.proto import StagePayload
 
 if TYPE_CHECKING:
@@ -14,7 +14,92 @@ if TYPE_CHECKING:
 
     from sglang_omni.engines.encoder import Encoder, EncoderRequest
     from sglang_omni.engines.options import Dtype
+    from sglang_omni.models.multimodal.family import OmniFamily
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+
+class EncoderArgs(TypedDict, total=False):
+    """Of any encoder.
+
+    Attributes:
+        dtype: Of the computation, whatever the checkpoint's is; float32 on a CPU and bfloat16 on a GPU by
+            default.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: torch's threads in this process; None leaves torch's default.
+        cache_bytes: Size of the cache of outputs for repeated items; 0 for none. By default 512 MB of
+            pictures, 256 MB of clips.
+    """
+
+    dtype: Dtype | None
+    gpu_id: int | None
+    num_threads: int | None
+    cache_bytes: int
+
+
+class ImageEncoderArgs(EncoderArgs, total=False):
+    """Of the encoder of images and videos.
+
+    Attributes:
+        max_batch_patches: Limit of the patches of the images and videos in one batch; by default 16384.
+    """
+
+    max_batch_patches: int
+
+
+class AudioEncoderArgs(EncoderArgs, total=False):
+    """Of the encoder of sound.
+
+    Attributes:
+        max_batch_frames: Limit of the mel frames (100 a second) of the clips in one batch; by default 30000.
+    """
+
+    max_batch_frames: int
+
+
+def image_encoder_stage(
+    family: OmniFamily, model_path: str, **args: Unpack[ImageEncoderArgs]
+) -> OmniScheduler[EncoderRequest]:
+    """The stage from ``{"visuals": [VisualInput]}`` to ``{"visuals": [VisualOutput]}``."""
+    checkpoint = family.checkpoint.from_dir(model_path)
+    config = checkpoint.thinker_config["vision_config"]
+    encoder = family.vision_encoder(checkpoint, *torch_placement(args.get("dtype"), args.get("gpu_id")))
+    return encoder_scheduler(
+        encoder,
+        "visuals",
+        visual_outputs,
+        args.get("cache_bytes", 512_000_000),
+        args.get("max_batch_patches", 16_384),
+        args.get("num_threads"),
+        tiny_picture(config, config.get("patch_size", family.patch_size)),
+    )
+
+
+def audio_encoder_stage(
+    family: OmniFamily, model_path: str, **args: Unpack[AudioEncoderArgs]
+) -> OmniScheduler[EncoderRequest]:
+    """The stage from ``{"audios": [AudioInput]}`` to ``{"audios": [AudioOutput]}``."""
+    checkpoint = family.checkpoint.from_dir(model_path)
+    encoder = family.audio_encoder(checkpoint, *torch_placement(args.get("dtype"), args.get("gpu_id")))
+    return encoder_scheduler(
+        encoder,
+        "audios",
+        audio_outputs,
+        args.get("cache_bytes", 256_000_000),
+        args.get("max_batch_frames", 30_000),
+        args.get("num_threads"),
+        _tiny_clip(checkpoint.thinker_config["audio_config"], family),
+    )
+
+
+def _tiny_clip(config: Mapping[str, Any], family: OmniFamily) -> AudioInput:
+    """A clip of one full piece for an encoder with this ``audio_config``."""
+    import torch
+
+    frames = 2 * config.get("n_window", family.audio_window)
+    features = torch.zeros(config.get("num_mel_bins", 128), frames)
+    return AudioInput(
+        key=b"warm-up", input_features=features, window_frames=frames if family.pads_audio else 0
+    )
 
 
 def visual_outputs(payload: StagePayload, request: EncoderRequest) -> StagePayload:

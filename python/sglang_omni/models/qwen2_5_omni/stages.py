@@ -2,193 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Unpack
 
-from sglang_omni.models.decoder_args import DecoderArgs, ThinkerArgs
-from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import available_cores, loading, placement
-from sglang_omni.models.multimodal.memory import CPU_TALKER_TOKENS, CPU_THINKER_TOKENS
+from sglang_omni.models.multimodal import stages
+from sglang_omni.models.multimodal.stages import OmniThinkerArgs, PreprocessArgs, TalkerArgs, create_decode
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.memory import stage_demand
-from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.engines.options import EngineKind
-    from sglang_omni.preprocessing.messages import MediaKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.stream_scheduler import StreamScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
 
-_THINKER = DecoderDefaults(16, CPU_THINKER_TOKENS, 512)
-_TALKER = DecoderDefaults(16, CPU_TALKER_TOKENS, 512)
+__all__ = ["create_code2wav", "create_decode", "create_preprocess", "create_talker", "create_thinker"]
 
 
 def create_preprocess(
     model_path: str,
     *,
-    speech: bool = True,
-    media: Sequence[MediaKind] = ("image", "audio", "video"),
-    max_images: int = 32,
-    max_audios: int = 32,
-    max_videos: int = 8,
-    max_item_bytes: int = 256_000_000,
-    max_image_pixels: int = 50_000_000,
     max_audio_seconds: float = 300.0,
-    max_decode_seconds: float = 30.0,
     video_fps: float | None = 2.0,
-    context_length: int | None = None,
-    allowed_media_hosts: Sequence[str] = (),
-    chat_template: str | None = None,
-    tool_call_parser: str | None = None,
-    reasoning_parser: str | None = None,
+    **args: Unpack[PreprocessArgs],
 ) -> SimpleScheduler:
     """The stage from a request's inputs to token ids, positions, and tensors for the encoders.
 
     Args:
         model_path: Directory of a Qwen2.5-Omni checkpoint.
-        speech: Whether the pipeline speaks.
-        media: Kinds of media that the pipeline has encoders for.
-        max_images, max_audios, max_videos: Limits of a conversation's media of each kind.
-        max_item_bytes: Limit of a medium's encoded size.
-        max_image_pixels: Limit of width times height of an image.
         max_audio_seconds: Limit of the length of a clip, or of a video's sound; the model hears 300.
-        max_decode_seconds: Limit of the time to fetch and decode a medium.
         video_fps: Frames to take of each second of a video; None takes all, and takes them for two a second.
-        context_length: A shorter context than the checkpoint's.
-        allowed_media_hosts: Hosts of media URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
-            allows all.
-        chat_template, tool_call_parser, reasoning_parser: As for the stages of a text model.
+        args: The other limits and options.
     """
-    from sglang_omni.models.multimodal.media import MediaLimits
-    from sglang_omni.models.qwen2_5_omni.preprocess import TimeAlignedPreprocessor
-    from sglang_omni.models.qwen2_5_omni.request import check_params
+    from sglang_omni.models.qwen2_5_omni.family import FAMILY
 
-    checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
-    with loading("the processors of text and media"):
-        preprocessor = TimeAlignedPreprocessor(
-            checkpoint,
-            limits=MediaLimits(
-                images=max_images,
-                audios=max_audios,
-                videos=max_videos,
-                item_bytes=max_item_bytes,
-                image_pixels=max_image_pixels,
-                audio_seconds=max_audio_seconds,
-                decode_seconds=max_decode_seconds,
-            ),
-            takes=media,
-            video_fps=video_fps,
-            context_length=context_length,
-            allowed_media_hosts=allowed_media_hosts,
-            chat_template=chat_template,
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
-        )
-
-    def preprocess(payload: StagePayload, aborted: Callable[[], bool]) -> StagePayload:
-        check_params(payload.request, checkpoint, has_talker=speech)
-        return preprocessor(payload, aborted)
-
-    # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
-    return SimpleScheduler(preprocess, max_concurrency=4, sees_abort=True)
-
-
-def create_thinker(
-    model_path: str,
-    *,
-    engine: EngineKind | None = None,
-    speech: bool = False,
-    tool_call_parser: str | None = None,
-    reasoning_parser: str | None = None,
-    **args: Unpack[ThinkerArgs],
-) -> OmniScheduler:
-    """The stage from tokens and media to the answer, in text pieces while it is written.
-
-    Args:
-        model_path: Directory of a Qwen2.5-Omni checkpoint.
-        engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
-        speech: Whether the pipeline has a talker, which reads the answer.
-        tool_call_parser, reasoning_parser: As for the preprocess stage; a parser of SGLang is loaded here.
-        args: Of its engine.
-    """
-    from sglang_omni.answers.parsers import load_parsers
-    from sglang_omni.engines.build import build_engine
-    from sglang_omni.engines.warm_up import text_requests
-    from sglang_omni.models.qwen2_5_omni.components.decoders import thinker_decoder
-    from sglang_omni.models.qwen2_5_omni.thinker import RowsThinker
-    from sglang_omni.preprocessing.text import load_tokenizer
-    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-
-    load_parsers(tool_call_parser, reasoning_parser)
-    checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
-    options = decoder_options(
-        _THINKER,
-        lambda args: stage_demand(checkpoint, "thinker", {**args, "speech": speech}),
-        args,
-    )
-    with loading(f"the thinker of {checkpoint.path}, {options.dtype} on {options.device},"):
-        built = build_engine(engine, thinker_decoder(checkpoint, for_speech=speech), options)
-        tokenizer = load_tokenizer(checkpoint.path)
-    thinker = RowsThinker(checkpoint, tokenizer, built.config, options.device)
-    return OmniScheduler(
-        built,
-        thinker.build_request,
-        thinker.result,
-        thinker.stream,
-        warm_up_requests=partial(text_requests, built),
+    return stages.preprocess_stage(
+        FAMILY, model_path, max_audio_seconds=max_audio_seconds, video_fps=video_fps, **args
     )
 
 
-def create_decode() -> SimpleScheduler:
-    """The stage from the thinker's and the talker's output to the answer in text."""
-    from sglang_omni.models.multimodal.decode import decode
+def create_thinker(model_path: str, **args: Unpack[OmniThinkerArgs]) -> OmniScheduler:
+    """The stage from tokens and media to the answer, in text pieces while it is written."""
+    from sglang_omni.models.qwen2_5_omni.family import FAMILY
 
-    return SimpleScheduler(decode)
+    return stages.thinker_stage(FAMILY, model_path, **args)
 
 
-def create_talker(
-    model_path: str,
-    *,
-    engine: EngineKind | None = None,
-    **args: Unpack[DecoderArgs],
-) -> OmniScheduler:
-    """The stage from the answer's tokens and hidden states, as they come, to codes.
+def create_talker(model_path: str, **args: Unpack[TalkerArgs]) -> OmniScheduler:
+    """The stage from the answer's tokens and hidden states, as they come, to codes."""
+    from sglang_omni.models.qwen2_5_omni.family import FAMILY
 
-    Args:
-        model_path: Directory of a Qwen2.5-Omni checkpoint.
-        engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
-        args: Of its engine.
-    """
-    from sglang_omni.engines.build import build_engine
-    from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.qwen2_5_omni.components.decoders import talker_decoder
-    from sglang_omni.models.qwen2_5_omni.components.talker_strategy import RowsTalkerStrategy
-    from sglang_omni.models.qwen2_5_omni.talker import RowsTalker
-    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-
-    checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
-    options = decoder_options(
-        _TALKER,
-        lambda args: stage_demand(checkpoint, "talker", args),
-        args,
-        prefix_cache=False,
-    )
-    with loading(f"the talker of {checkpoint.path}, {options.dtype} on {options.device},"):
-        strategy = RowsTalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
-        built = build_engine(engine, talker_decoder(checkpoint, strategy), options)
-    talker = RowsTalker(checkpoint)
-    return OmniScheduler(
-        built,
-        talker.build_request,
-        talker.result,
-        talker.stream,
-        talker.take_text,
-        talker.end_text,
-        warm_up_requests=talker.warm_up_requests,
-    )
+    return stages.talker_stage(FAMILY, model_path, **args)
 
 
 def create_code2wav(

@@ -1,0 +1,36 @@
+"""What Qwen2.5-Omni is to the stages that omni families share."""
+
+from __future__ import annotations
+
+from sglang_omni.models.multimodal.family import OmniFamily
+from sglang_omni.models.qwen2_5_omni.components.audio import WindowedAudioEncoder
+from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
+from sglang_omni.models.qwen2_5_omni.components.decoders import talker_decoder, thinker_decoder
+from sglang_omni.models.qwen2_5_omni.components.talker_strategy import RowsTalkerStrategy
+from sglang_omni.models.qwen2_5_omni.components.vision import WindowedVisionEncoder
+from sglang_omni.models.qwen2_5_omni.memory import stage_demand
+from sglang_omni.models.qwen2_5_omni.preprocess import TimeAlignedPreprocessor
+from sglang_omni.models.qwen2_5_omni.request import check_params
+from sglang_omni.models.qwen2_5_omni.talker import RowsTalker
+from sglang_omni.models.qwen2_5_omni.thinker import RowsThinker
+
+FAMILY = OmniFamily(
+    checkpoint=Qwen25OmniCheckpoint,
+    preprocessor=TimeAlignedPreprocessor,
+    check_params=check_params,
+    stage_demand=stage_demand,
+    thinker_decoder=thinker_decoder,
+    thinker=RowsThinker,
+    talker_strategy=RowsTalkerStrategy.from_checkpoint,
+    talker_decoder=talker_decoder,
+    talker=RowsTalker,
+    vision_encoder=lambda checkpoint, dtype, device: WindowedVisionEncoder(
+        checkpoint.path, checkpoint.thinker_config["vision_config"], dtype, device
+    ),
+    audio_encoder=lambda checkpoint, dtype, device: WindowedAudioEncoder(
+        checkpoint.path, checkpoint.thinker_config["audio_config"], dtype, device
+    ),
+    patch_size=14,
+    audio_window=100,
+    pads_audio=False,
+)

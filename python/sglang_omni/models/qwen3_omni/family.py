@@ -1,0 +1,51 @@
+"""What Qwen3-Omni is to the stages that omni families share."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_omni.models.multimodal.audio_tower import AudioEncoder
+from sglang_omni.models.multimodal.family import OmniFamily
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder, thinker_decoder
+from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
+from sglang_omni.models.qwen3_omni.components.vision import VisionEncoder
+from sglang_omni.models.qwen3_omni.memory import stage_demand
+from sglang_omni.models.qwen3_omni.positions import PositionRules
+from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
+from sglang_omni.models.qwen3_omni.request import check_params
+from sglang_omni.models.qwen3_omni.talker import Talker
+from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
+
+
+def _talker(checkpoint: Qwen3OmniCheckpoint) -> Talker:
+    rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
+    return Talker(checkpoint, rules.for_talker(checkpoint.config["talker_config"]))
+
+
+def _audio_encoder(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str) -> AudioEncoder:
+    config = checkpoint.thinker_config["audio_config"]
+    return AudioEncoder.from_checkpoint(checkpoint.path, "thinker.audio_tower.", config, dtype, device)
+
+
+FAMILY = OmniFamily(
+    checkpoint=Qwen3OmniCheckpoint,
+    preprocessor=Qwen3OmniPreprocessor,
+    check_params=check_params,
+    stage_demand=stage_demand,
+    thinker_decoder=thinker_decoder,
+    thinker=Qwen3OmniThinker,
+    talker_strategy=Qwen3TalkerStrategy.from_checkpoint,
+    talker_decoder=talker_decoder,
+    talker=_talker,
+    vision_encoder=lambda checkpoint, dtype, device: VisionEncoder(
+        checkpoint.path, checkpoint.thinker_config["vision_config"], dtype, device
+    ),
+    audio_encoder=_audio_encoder,
+    patch_size=16,
+    audio_window=50,
+    pads_audio=True,
+    record_graphs=lambda strategy, options: strategy.record_graphs(
+        options.max_running_requests, cuda_graph=options.cuda_graph
+    ),
+)
