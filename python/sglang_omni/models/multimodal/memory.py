@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.memory_plan import MIB
@@ -21,6 +21,8 @@ CPU_THINKER_TOKENS, CPU_TALKER_TOKENS = 32_768, 65_536
 MAX_JOINED_BYTES = 512 * MIB
 # Answers of a thinker at once whose pipeline has a talker.
 _SPOKEN_REQUESTS = 64
+# Speeches of a talker at once, by default.
+_SPEECHES = 32
 # cuDNN, cuBLAS and what an allocator keeps.
 LIBRARIES = 256 * MIB
 _THINKER = ("thinker.model.", "thinker.lm_head.")
@@ -29,6 +31,57 @@ _TALKER, _TALKER_LAYERS = "talker.", "talker.model.layers."
 _TALKER_STEPS = (2048,)
 # Codes or frames that a request may ask for unless the checkpoint or the request says otherwise.
 _TOKENS_PER_SPEECH = 4096
+
+
+class StageDemands(NamedTuple):
+    """What a family's stages differ in.
+
+    Attributes:
+        thinker_config, talker_config: The decoders' shapes, by the checkpoint.
+        inner_rows: As in ``image_encoder_demand``.
+        audio_elements: Numbers that the encoder of sound computes with at the same time, by the checkpoint
+            and what its factory gets.
+        code2wav: The demand of the codec, by the same.
+        talker_graphs: Bytes of the CUDA graphs that a talker captures beside its engine's.
+    """
+
+    thinker_config: Callable[[Any], DecoderConfig]
+    talker_config: Callable[[Any], DecoderConfig]
+    inner_rows: int
+    audio_elements: Callable[[Any, Mapping[str, Any]], int]
+    code2wav: Callable[[Any, Mapping[str, Any]], MemoryDemand]
+    talker_graphs: int = 0
+
+    def of(
+        self, checkpoint: Checkpoint, stage: str, args: Mapping[str, Any], stored_item: float | None = None
+    ) -> MemoryDemand | None:
+        """The demand of one rank of a stage on a GPU; None for a stage that uses none.
+
+        Args:
+            checkpoint: The model.
+            stage: The stage's name.
+            args: What its factory gets.
+            stored_item: If set, of a checkpoint that holds the weights of thinker and talker quantized to so
+                many bytes a number.
+
+        Raises:
+            FileNotFoundError, ValueError: The checkpoint's weights or config cannot be read.
+        """
+        match stage:
+            case "thinker":
+                return thinker_demand(checkpoint, self.thinker_config(checkpoint), args, stored_item)
+            case "talker":
+                config = self.talker_config(checkpoint)
+                demand = talker_demand(checkpoint, config, args, stored_item)
+                return replace(demand, workspace=demand.workspace + self.talker_graphs)
+            case "image_encoder":
+                return image_encoder_demand(checkpoint, args, inner_rows=self.inner_rows)
+            case "audio_encoder":
+                return audio_encoder_demand(checkpoint, args, self.audio_elements(checkpoint, args))
+            case "code2wav":
+                return self.code2wav(checkpoint, args)
+            case _:
+                return None
 
 
 def thinker_demand(
@@ -65,7 +118,6 @@ def talker_demand(
     config: DecoderConfig,
     args: Mapping[str, Any],
     stored_item: float | None,
-    max_running_requests: int,
 ) -> MemoryDemand:
     """The demand of a talker, with all of its weights. The thinker's embeddings stay in the checkpoint's
     file.
@@ -75,19 +127,18 @@ def talker_demand(
         config: The talker's shape.
         args: What its factory gets.
         stored_item: As in ``weights_and_loading``, of its layers.
-        max_running_requests: The default.
     """
     sizes = tensor_sizes(checkpoint.path)
     layers, loading = weights_and_loading(sizes, (_TALKER_LAYERS,), args, stored_item)
     whole = loaded_bytes(sizes, (_TALKER,), dtype=dtype_of(args))
     others = whole - loaded_bytes(sizes, (_TALKER_LAYERS,), dtype=dtype_of(args))
-    running = int(args.get("max_running_requests") or max_running_requests)
+    running = int(args.get("max_running_requests") or _SPEECHES)
     return decoder_demand(
         config,
         args,
         layers + others,
         loading=loading + others if loading else 0,
-        max_running_requests=max_running_requests,
+        max_running_requests=_SPEECHES,
         steps=_TALKER_STEPS,
         most_tokens=running * _TOKENS_PER_SPEECH,
         cpu_tokens=CPU_TALKER_TOKENS,

@@ -9,46 +9,10 @@ from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.weights import loaded_bytes, tensor_sizes
 from sglang_omni.models.multimodal.memory import (
     LIBRARIES,
-    audio_encoder_demand,
-    image_encoder_demand,
-    talker_demand,
-    thinker_demand,
+    StageDemands,
 )
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.shapes import talker_config, thinker_config
-
-GPU_TALKER_REQUESTS = 32
-
-
-def stage_demand(
-    checkpoint: Qwen25OmniCheckpoint, stage: str, args: Mapping[str, Any], stored_item: float | None = None
-) -> MemoryDemand | None:
-    """The demand of one rank of a stage on a GPU; None for a stage that uses none.
-
-    Args:
-        checkpoint: The model.
-        stage: The stage's name.
-        args: What its factory gets.
-        stored_item: If set, of a checkpoint that holds the weights of thinker and talker quantized to so many
-            bytes a number.
-
-    Raises:
-        FileNotFoundError, ValueError: The checkpoint's weights or config cannot be read.
-    """
-    match stage:
-        case "thinker":
-            return thinker_demand(checkpoint, thinker_config(checkpoint), args, stored_item)
-        case "talker":
-            config = talker_config(checkpoint)
-            return talker_demand(checkpoint, config, args, stored_item, GPU_TALKER_REQUESTS)
-        case "image_encoder":
-            return image_encoder_demand(checkpoint, args, inner_rows=3)
-        case "audio_encoder":
-            return audio_encoder_demand(checkpoint, args, _audio_elements(checkpoint, args))
-        case "code2wav":
-            return _code2wav(checkpoint, args)
-        case _:
-            return None
 
 
 def _audio_elements(checkpoint: Qwen25OmniCheckpoint, args: Mapping[str, Any]) -> int:
@@ -75,3 +39,12 @@ def _code2wav(checkpoint: Qwen25OmniCheckpoint, args: Mapping[str, Any]) -> Memo
         weights=loaded_bytes(tensor_sizes(checkpoint.path), ("token2wav.",), dtype="float32"),
         workspace=LIBRARIES + 4 * elements,
     )
+
+
+stage_demand = StageDemands(
+    thinker_config,
+    talker_config,
+    inner_rows=3,
+    audio_elements=_audio_elements,
+    code2wav=_code2wav,
+).of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from sglang_omni.config.plan.memory import MemoryDemand
@@ -12,50 +11,14 @@ from sglang_omni.config.plan.weights import ITEM_BYTES, loaded_bytes, tensor_siz
 from sglang_omni.models.memory import dtype_of
 from sglang_omni.models.multimodal.memory import (
     LIBRARIES,
-    audio_encoder_demand,
-    image_encoder_demand,
-    talker_demand,
-    thinker_demand,
+    StageDemands,
 )
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.shapes import talker_config, thinker_config
 
-GPU_TALKER_REQUESTS = 32
 GPU_CODEC_FRAMES = 128
 # The captured graphs of the code predictor or the codec.
 _GRAPHS = 256 * MIB
-
-
-def stage_demand(
-    checkpoint: Qwen3OmniCheckpoint, stage: str, args: Mapping[str, Any], stored_item: float | None = None
-) -> MemoryDemand | None:
-    """The demand of one rank of a stage on a GPU; None for a stage that uses none.
-
-    Args:
-        checkpoint: The model.
-        stage: The stage's name.
-        args: What its factory gets.
-        stored_item: If set, of a checkpoint that holds the weights of thinker and talker quantized to so many
-            bytes a number.
-
-    Raises:
-        FileNotFoundError, ValueError: The checkpoint's weights or config cannot be read.
-    """
-    match stage:
-        case "thinker":
-            return thinker_demand(checkpoint, thinker_config(checkpoint), args, stored_item)
-        case "talker":
-            config = talker_config(checkpoint)
-            demand = talker_demand(checkpoint, config, args, stored_item, GPU_TALKER_REQUESTS)
-            return replace(demand, workspace=demand.workspace + _GRAPHS)
-        case "image_encoder":
-            return image_encoder_demand(checkpoint, args, inner_rows=2)
-        case "audio_encoder":
-            return audio_encoder_demand(checkpoint, args, _audio_elements(checkpoint, args))
-        case "code2wav":
-            return _code2wav(checkpoint, args)
-        case _:
-            return None
 
 
 def _audio_elements(checkpoint: Qwen3OmniCheckpoint, args: Mapping[str, Any]) -> int:
@@ -88,3 +51,13 @@ def _code2wav(checkpoint: Qwen3OmniCheckpoint, args: Mapping[str, Any]) -> Memor
         weights=loaded_bytes(tensor_sizes(checkpoint.path), ("code2wav.",), dtype=dtype_of(args)),
         workspace=LIBRARIES + _GRAPHS + elements * ITEM_BYTES[dtype_of(args)],
     )
+
+
+stage_demand = StageDemands(
+    thinker_config,
+    talker_config,
+    inner_rows=2,
+    audio_elements=_audio_elements,
+    code2wav=_code2wav,
+    talker_graphs=_GRAPHS,
+).of
