@@ -361,6 +361,11 @@ def test_an_unknown_option_is_named_with_what_it_may_be() -> None:
         override_stage(config, "thinker.max_total_token=5")
 
 
+@pytest.mark.parametrize("family", ["qwen2_5_omni", "qwen3_omni"])
+def test_a_factory_that_takes_nothing_is_known_to(family: str) -> None:
+    assert inspect_path(f"sglang_omni.models.{family}.stages.create_decode").names == frozenset()
+
+
 def test_a_loaded_module_is_asked_itself() -> None:
     found = inspect_path(f"{__name__}.placed")
     assert found.required == {"model_path", "gpu_id"}

@@ -158,7 +158,7 @@ def thinker_stage(
     )
 
 
-def create_decode() -> SimpleScheduler:
+def decode_stage() -> SimpleScheduler:
     """The stage from the thinker's and the talker's output to the answer in text."""
     from sglang_omni.models.multimodal.decode import decode
 

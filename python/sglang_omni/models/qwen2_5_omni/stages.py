@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.models.multimodal import stages
-from sglang_omni.models.multimodal.stages import OmniThinkerArgs, PreprocessArgs, TalkerArgs, create_decode
+from sglang_omni.models.multimodal.stages import OmniThinkerArgs, PreprocessArgs, TalkerArgs
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.stream_scheduler import StreamScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
-
-__all__ = ["create_code2wav", "create_decode", "create_preprocess", "create_talker", "create_thinker"]
 
 
 def create_preprocess(
@@ -45,6 +43,11 @@ def create_thinker(model_path: str, **args: Unpack[OmniThinkerArgs]) -> OmniSche
     from sglang_omni.models.qwen2_5_omni.family import FAMILY
 
     return stages.thinker_stage(FAMILY, model_path, **args)
+
+
+def create_decode() -> SimpleScheduler:
+    """The stage from the thinker's and the talker's output to the answer in text."""
+    return stages.decode_stage()
 
 
 def create_talker(model_path: str, **args: Unpack[TalkerArgs]) -> OmniScheduler:

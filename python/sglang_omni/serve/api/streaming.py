@@ -126,8 +126,12 @@ async def _encoded(events: AsyncGenerator[dict[str, Any], None], done: bool) -> 
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
+# `json.dumps` would make one for each event.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
 def event(fields: dict[str, Any]) -> bytes:
-    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = _encode(fields)
     if not text.isascii():  # known without scanning the text, which is long for speech
         text = text.translate(_LINE_ENDS)
     return b"data: " + text.encode() + b"\n\n"
