@@ -14,11 +14,11 @@ from typing import Any
 from http_reference_answers import ANSWERS, GROUPS, SERVER_EVENTS
 from pydantic import BaseModel
 
-from sglang_omni.serve.api.app import create_app
-from sglang_omni.serve.api.fields import ExtensionFields, SamplingFields
-from sglang_omni.serve.api.protocol.constraints import ConstraintFields
-from sglang_omni.serve.api.protocol.speech_stream import MESSAGES
-from sglang_omni.serve.api.protocol.tools import ToolFields
+from sglang_omni.serve.app import create_app
+from sglang_omni.serve.models.constraints import ConstraintFields
+from sglang_omni.serve.models.fields import ExtensionFields, SamplingFields
+from sglang_omni.serve.models.speech_stream import MESSAGES
+from sglang_omni.serve.models.tools import ToolFields
 from sglang_omni.serve.realtime.config import SessionConfig
 from sglang_omni.serve.realtime.events import EVENTS
 

@@ -18,7 +18,7 @@ from sglang_omni.client import Client
 from sglang_omni.config import PipelineConfig, PipelineRunner, compile_pipeline
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.serve import create_app
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.state import Capabilities
 
 PATIENCE = 120
 # PCM has 16 bits; the streams' own rounding is far below.

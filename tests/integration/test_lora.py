@@ -22,9 +22,9 @@ from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.models.text.config import TextPipelineConfig
 from sglang_omni.models.text.thinker import TextThinker
 from sglang_omni.proto import OmniRequest, StagePayload
-from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.model_settings import apply_model_flags
 from sglang_omni.serve.launch.options import add_flags
+from sglang_omni.serve.state import Capabilities
 
 Family = dict[str | None, TinyCheckpoint]
 

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 from deployed import DOCKERFILE, ROOT, command, image
 
-from sglang_omni.serve.api.auth import OPEN_PATHS
+from sglang_omni.serve.front.auth import OPEN_PATHS
 
 SERVERS = ("cpu", "cuda")
 IMAGES = (*SERVERS, "router")

@@ -11,14 +11,14 @@ from sglang_omni.proto.stats import STATS_DESCRIPTIONS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "observability.md").read_text()
-API = ROOT / "python/sglang_omni/serve/api"
+SERVE = ROOT / "python/sglang_omni/serve"
 
 
 def _own() -> set[str]:
     """Every metric of a server but those that stages report."""
-    names = set(re.findall(r'f"{_PREFIX}(\w+)"', (API / "metrics.py").read_text()))
-    for file in ("admin.py", "metrics.py"):
-        names |= set(re.findall(r'\bfamily\(\s*"(\w+)"', (API / file).read_text()))
+    names = set(re.findall(r'f"{_PREFIX}(\w+)"', (SERVE / "metrics.py").read_text()))
+    for file in ("routes/admin.py", "metrics.py"):
+        names |= set(re.findall(r'\bfamily\(\s*"(\w+)"', (SERVE / file).read_text()))
     return {f"sglang_omni_{name}" for name in names}
 
 

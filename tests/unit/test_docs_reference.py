@@ -15,7 +15,7 @@ from sglang_omni.cli.command_words import words_of_all
 from sglang_omni.cli.commands import COMMANDS
 from sglang_omni.config import PipelineConfig
 from sglang_omni.serve import create_app
-from sglang_omni.serve.api.errors import error_body
+from sglang_omni.serve.front.errors import error_body
 from sglang_omni.serve.realtime.events import EVENTS
 
 DOCS = ROOT / "docs"

@@ -23,8 +23,8 @@ from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.families import FAMILIES, Family, family_named
 from sglang_omni.proto.tasks import TASKS
 from sglang_omni.published import published_codec, published_model
-from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.registry import families, pipeline_of
+from sglang_omni.serve.state import Capabilities
 
 NAMES = [family.name for family in FAMILIES]
 

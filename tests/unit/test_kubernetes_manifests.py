@@ -8,7 +8,7 @@ import pytest
 import yaml
 from deployed import KUBERNETES, ROOT, command, documents
 
-from sglang_omni.serve.api.auth import OPEN_PATHS
+from sglang_omni.serve.front.auth import OPEN_PATHS
 
 SERVERS, ROUTERS = documents("base/servers.yaml"), documents("base/routers.yaml")
 SERVER, ROUTER = SERVERS["StatefulSet", "sgl-omni-server"], ROUTERS["Deployment", "sgl-omni-router"]

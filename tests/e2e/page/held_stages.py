@@ -19,7 +19,7 @@ from sglang_omni.pipeline.compile import PipelineRunner, compile_pipeline
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.serve import create_app
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.state import Capabilities
 
 STAGES = ("read", "think", "answer")
 _NUMBERS = itertools.count()

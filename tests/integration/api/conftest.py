@@ -19,7 +19,7 @@ import uvicorn
 from sglang_omni.client import Client
 from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, StageTime, StreamMessage
 from sglang_omni.serve import create_app
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.state import Capabilities
 
 RATE = 24_000
 # Bounds a wait for what must happen; what is tested is that it happens.

@@ -17,8 +17,8 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from sglang_omni.client import Client, RequestError
 from sglang_omni.proto import OmniRequest, StreamMessage
 from sglang_omni.serve import create_app
-from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.launch.web_server import WebServer
+from sglang_omni.serve.state import AppState
 from sglang_omni.supervision.ports import bind
 
 CLIP = np.linspace(-20_000, 20_000, RATE // 2).astype("<i2").tobytes()

@@ -15,8 +15,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from sglang_omni.serve import create_app
-from sglang_omni.serve.api.access import Access
-from sglang_omni.serve.api.auth import ADMIN_PATHS, OPEN_PATHS
+from sglang_omni.serve.front.access import Access
+from sglang_omni.serve.front.auth import ADMIN_PATHS, OPEN_PATHS
 
 CLIENT, OTHER, ADMIN = "client-key", "other-key", "admin-key"
 JSON = {"content-type": "application/json"}

@@ -15,7 +15,7 @@ from realtime_client import served
 from test_speech_stream import talking
 
 from sglang_omni.preprocessing.request_params import TaskParams
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.state import Capabilities
 
 SPEECH = "/v1/audio/speech"
 MODEL = "scripted"

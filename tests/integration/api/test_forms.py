@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_omni.serve.api.forms import MAX_FIELD_SIZE, MAX_FIELDS, MAX_FILES
-from sglang_omni.serve.api.limits import BodyLimits
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.front.limits import BodyLimits
+from sglang_omni.serve.routes.forms import MAX_FIELD_SIZE, MAX_FIELDS, MAX_FILES
+from sglang_omni.serve.state import Capabilities
 
 PATH = "/v1/audio/transcriptions"
 

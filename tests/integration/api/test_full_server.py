@@ -12,7 +12,7 @@ from conftest import PATIENCE, ScriptedPipeline
 
 from sglang_omni.client import Client
 from sglang_omni.serve import create_app
-from sglang_omni.serve.api.admission import AdmissionLimits
+from sglang_omni.serve.front.admission import AdmissionLimits
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 ASKED = {

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_omni.serve.api.bodies import MAX_DEPTH, MAX_NAMES, MAX_PARTS, MAX_VALUES
-from sglang_omni.serve.api.limits import BodyLimits
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.front.bodies import MAX_DEPTH, MAX_NAMES, MAX_PARTS, MAX_VALUES
+from sglang_omni.serve.front.limits import BodyLimits
+from sglang_omni.serve.state import Capabilities
 
 CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HELLO = '"messages":[{"role":"user","content":"Hi"}]'

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from sglang_omni.client import Client, RequestError, transcription_request
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.state import Capabilities
 
 FILE = ("speech.wav", b"RIFF....")
 WORDS = [

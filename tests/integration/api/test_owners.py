@@ -10,7 +10,7 @@ import pytest
 from owned_server import Served, served
 
 from sglang_omni.client import Client, GenerateRequest, SyncClient
-from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.front.access import Access
 
 KEYS = ("client-a", "client-b")
 A, B = ({"authorization": f"Bearer {key}"} for key in KEYS)

@@ -11,8 +11,8 @@ from owned_server import PATIENCE, Served, served
 
 from sglang_omni.config import PipelineConfig, StageConfig, plan_pipeline
 from sglang_omni.config.draw.graph import PipelineGraph, pipeline_graph
-from sglang_omni.serve.api.access import Access
-from sglang_omni.serve.api.auth import ADMIN_PATHS
+from sglang_omni.serve.front.access import Access
+from sglang_omni.serve.front.auth import ADMIN_PATHS
 
 ONE, OTHER = {"authorization": "Bearer one"}, {"authorization": "Bearer other"}
 

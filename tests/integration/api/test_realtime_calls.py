@@ -14,7 +14,7 @@ from conftest import RATE
 from realtime_client import NO_TURNS, Served, served
 from webrtc_caller import Caller, call
 
-from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.front.access import Access
 
 SDP = {"content-type": "application/sdp"}
 SESSION: dict[str, Any] = {"type": "realtime", "audio": {"input": NO_TURNS}}

@@ -12,7 +12,7 @@ from realtime_client import Served, Talk, served
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.front.access import Access
 from sglang_omni.serve.realtime import client_secrets
 
 KEY = "client-key"

@@ -14,9 +14,9 @@ from realtime_client import CLIP, served
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sglang_omni.serve.api import realtime as realtime_route
-from sglang_omni.serve.api.admission import AdmissionLimits
+from sglang_omni.serve.front.admission import AdmissionLimits
 from sglang_omni.serve.realtime import conversation, outbox, session
+from sglang_omni.serve.routes import realtime as realtime_route
 
 
 async def test_items_are_put_where_they_are_wanted_and_deleted() -> None:

@@ -23,7 +23,7 @@ from sglang_omni.client.realtime import (
     SyncRealtimeSession,
 )
 from sglang_omni.client.realtime.events import typed_event
-from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.front.access import Access
 
 TONE = (0.5 * np.sin(np.arange(RATE // 2) / 10)).astype(np.float32)
 

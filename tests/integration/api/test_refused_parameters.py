@@ -14,11 +14,11 @@ import pytest
 
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech_stages
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
-from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
-from sglang_omni.serve.api.protocol.completions import CompletionRequest
-from sglang_omni.serve.api.protocol.generate import NativeRequest
-from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.models.chat import ChatCompletionRequest
+from sglang_omni.serve.models.completions import CompletionRequest
+from sglang_omni.serve.models.generate import NativeRequest
+from sglang_omni.serve.models.speech import CreateSpeechRequest
+from sglang_omni.serve.state import Capabilities
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"

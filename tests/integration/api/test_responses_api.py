@@ -9,7 +9,7 @@ import pydantic
 import pytest
 from owned_server import served
 
-from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.front.access import Access
 
 TOOL = {
     "type": "function",

@@ -14,9 +14,9 @@ from decoded_audio import assert_sounds_like, chirp
 
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.proto import RequestError
-from sglang_omni.serve.api.admission import Admission, AdmissionLimits
-from sglang_omni.serve.api.speech_batch import MAX_BATCH_CHARS, in_free_places
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.front.admission import Admission, AdmissionLimits
+from sglang_omni.serve.routes.speech_batch import MAX_BATCH_CHARS, in_free_places
+from sglang_omni.serve.state import Capabilities
 
 PATH = "/v1/audio/speech/batch"
 

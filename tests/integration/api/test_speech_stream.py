@@ -19,8 +19,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sglang_omni.client.audio import decode_pcm
 from sglang_omni.proto import RequestError
-from sglang_omni.serve.api import speech_stream
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.routes import speech_stream
+from sglang_omni.serve.state import Capabilities
 
 PATH = "/v1/audio/speech/stream"
 

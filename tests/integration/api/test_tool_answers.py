@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from sglang_omni.client import Client, GenerateRequest, SamplingParams, SyncClient, TokenLogprob, ToolCall
 from sglang_omni.preprocessing.request_params import SAMPLING, TaskParams
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.state import Capabilities
 
 HELLO = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": True}}

@@ -10,7 +10,7 @@ import pytest
 
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.preprocessing.request_params import TaskParams
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.state import Capabilities
 
 PATH, SPEECH = "/v1/audio/voices", "/v1/audio/speech"
 OWN = "it has default"

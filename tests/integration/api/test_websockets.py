@@ -17,9 +17,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.serve import create_app
-from sglang_omni.serve.api.access import Access
-from sglang_omni.serve.api.session import owner_of
-from sglang_omni.serve.api.websockets import chosen_subprotocol
+from sglang_omni.serve.front.access import Access
+from sglang_omni.serve.front.session import owner_of
+from sglang_omni.serve.front.websockets import chosen_subprotocol
 from sglang_omni.serve.launch import web_server
 from sglang_omni.serve.launch.connections import ConnectionLimits
 from sglang_omni.serve.launch.web_server import WebServer

@@ -14,7 +14,7 @@ import pytest
 from conftest import CAPABILITIES, ScriptedPipeline, serving
 from websockets.sync.client import connect
 
-from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.front.access import Access
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT, SPEECH, HEARD = "/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"

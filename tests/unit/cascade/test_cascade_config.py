@@ -18,11 +18,11 @@ from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.launch_server import build_parser
 from sglang_omni.launch_server import main as serve
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
-from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch import pipelines
 from sglang_omni.serve.launch.options import CASCADE, of_sections, passed_on
 from sglang_omni.serve.launch.parts import check_part_flags, load_cascade
 from sglang_omni.serve.launch.pipelines import LaunchError
+from sglang_omni.serve.state import Capabilities
 
 A, B = "http://127.0.0.1:8001/v1", "https://models.example:8443"
 

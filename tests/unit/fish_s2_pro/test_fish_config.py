@@ -16,8 +16,8 @@ from sglang_omni.models.fish_s2_pro import tiny_checkpoint
 from sglang_omni.models.fish_s2_pro.config import FishS2PipelineConfig, default_config
 from sglang_omni.models.fish_s2_pro.stages import create_codec
 from sglang_omni.models.fish_s2_pro.voices import find_voices
-from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.registry import pipeline_of
+from sglang_omni.serve.state import Capabilities
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS as QWEN
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS as SPEECH_CHAT
 from sglang_omni.preprocessing.request_params import check_params
 from sglang_omni.proto import RequestError
-from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
+from sglang_omni.serve.models.chat import ChatCompletionRequest
 
 # A value of the wrong type, and ones of the right type that are out of range.
 SAMPLING: dict[str, tuple[Any, ...]] = {

@@ -17,7 +17,7 @@ from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpo
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.preprocessing.text import load_tokenizer
 from sglang_omni.published import published_model
-from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.state import Capabilities
 
 FILES = [
     "RANDOM_WEIGHTS",

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.serve.api.coordinator import admin_coordinator
+from sglang_omni.serve.coordinator import admin_coordinator
 
 
 def test_our_own_is_asked_directly() -> None:

@@ -14,12 +14,12 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from waiting import until
 
-from sglang_omni.serve.api import errors
-from sglang_omni.serve.api.admission import Admission, AdmissionLimits
-from sglang_omni.serve.api.metrics import Metrics
-from sglang_omni.serve.api.middleware import Gate
-from sglang_omni.serve.api.route_hints import RouteHints
+from sglang_omni.serve.front import errors
+from sglang_omni.serve.front.admission import Admission, AdmissionLimits
+from sglang_omni.serve.front.middleware import Gate
+from sglang_omni.serve.front.route_hints import RouteHints
 from sglang_omni.serve.launch.fleet import router_limits
+from sglang_omni.serve.metrics import Metrics
 
 BODY_LIMIT = 100_000
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from sglang_omni.client import RequestError, SamplingParams, TokenLogprob
-from sglang_omni.serve.api.completions import mean_logprob
-from sglang_omni.serve.api.constraints import constraint_of, spelled
-from sglang_omni.serve.api.legacy_logprobs import LegacyLogprobs
-from sglang_omni.serve.api.native_logprobs import input_fields, output_fields
-from sglang_omni.serve.api.protocol.completions import CompletionRequest
+from sglang_omni.serve.models.completions import CompletionRequest
+from sglang_omni.serve.routes.completions import mean_logprob
+from sglang_omni.serve.routes.constraints import constraint_of, spelled
+from sglang_omni.serve.routes.legacy_logprobs import LegacyLogprobs
+from sglang_omni.serve.routes.native_logprobs import input_fields, output_fields
 
 OTHER = TokenLogprob("no", 9, -2.0, b"no")
 HALF = [TokenLogprob("\ufffd", 3, -0.1, b"\xc3"), TokenLogprob("\ufffd", 4, -0.2, b"\xbc")]

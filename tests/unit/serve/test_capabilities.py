@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_omni.client import Client, RequestError
-from sglang_omni.serve.api.state import AppState, Capabilities
-from sglang_omni.serve.api.voice_names import OPENAI_VOICES
 from sglang_omni.serve.realtime.config import SessionConfig, chat_params
 from sglang_omni.serve.realtime.config_checks import check_config
+from sglang_omni.serve.state import AppState, Capabilities
+from sglang_omni.serve.voice_names import OPENAI_VOICES
 
 CONFIG = SimpleNamespace(
     model_path="",

@@ -19,7 +19,7 @@ from sglang_omni.client import (
     UsageInfo,
 )
 from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
-from sglang_omni.serve.api.choices import Choices
+from sglang_omni.serve.routes.choices import Choices
 
 
 class Steps:

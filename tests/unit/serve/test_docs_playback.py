@@ -12,7 +12,7 @@ from sglang_omni.models.speech_chat import speak
 from sglang_omni.scheduling import code2wav_scheduler, turns
 from sglang_omni.scheduling.code2wav_scheduler import Chunking
 from sglang_omni.scheduling.playback import Playback
-from sglang_omni.serve.api.metrics import Metrics
+from sglang_omni.serve.metrics import Metrics
 
 TEXT = (Path(__file__).parents[3] / "docs" / "playback.md").read_text()
 

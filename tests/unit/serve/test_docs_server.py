@@ -10,7 +10,7 @@ from annotated_types import MaxLen
 
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, encodable_rate
 from sglang_omni.models.speech_chat.preprocess import Limits
-from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
+from sglang_omni.serve.models.speech import CreateSpeechRequest
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -7,14 +7,14 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from sglang_omni.serve.api.errors import describe
-from sglang_omni.serve.api.protocol.admin import AbortRequest
-from sglang_omni.serve.api.protocol.chat import ChatCompletionRequest
-from sglang_omni.serve.api.protocol.completions import CompletionRequest
-from sglang_omni.serve.api.protocol.generate import NativeRequest
-from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest
-from sglang_omni.serve.api.protocol.transcriptions import TranscriptionForm
-from sglang_omni.serve.api.validation import field_path, validation_error
+from sglang_omni.serve.front.errors import describe
+from sglang_omni.serve.front.validation import field_path, validation_error
+from sglang_omni.serve.models.admin import AbortRequest
+from sglang_omni.serve.models.chat import ChatCompletionRequest
+from sglang_omni.serve.models.completions import CompletionRequest
+from sglang_omni.serve.models.generate import NativeRequest
+from sglang_omni.serve.models.speech import CreateSpeechRequest
+from sglang_omni.serve.models.transcriptions import TranscriptionForm
 
 
 def refusal(**fields):

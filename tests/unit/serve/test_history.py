@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_omni.client import Client, GenerateRequest
 from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
-from sglang_omni.serve.api.history import MOST_REMEMBERED, History
-from sglang_omni.serve.api.metrics import Metrics
-from sglang_omni.serve.api.request_ids import RequestName, RunningRequests
+from sglang_omni.serve.front.request_ids import RequestName, RunningRequests
+from sglang_omni.serve.metrics import Metrics
+from sglang_omni.serve.observe.history import MOST_REMEMBERED, History
 
 
 class Pipeline:

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_omni.client import UsageInfo
 from sglang_omni.scheduling.playback import Playback
-from sglang_omni.serve.api.metrics import Metrics, family, stage_families
+from sglang_omni.serve.metrics import Metrics, family, stage_families
 
 
 def families(metrics: Metrics, live=()):

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from sglang_omni.serve.api.errors import error_response
+from sglang_omni.serve.front.errors import error_response
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from sglang_omni.client import CompletionResult, CompletionStreamChunk, TokenLogprob, ToolCall
-from sglang_omni.serve.api.protocol.responses import ResponsesRequest
-from sglang_omni.serve.api.responses_input import conversation, input_items
-from sglang_omni.serve.api.responses_output import OutputWriter
+from sglang_omni.serve.models.responses import ResponsesRequest
+from sglang_omni.serve.routes.responses_input import conversation, input_items
+from sglang_omni.serve.routes.responses_output import OutputWriter
 
 URL = "data:image/png;base64,AA=="
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_omni.client import RequestError
-from sglang_omni.serve.api.responses_store import KeptResponse, ResponseStore
+from sglang_omni.serve.responses_store import KeptResponse, ResponseStore
 
 
 def message(text: str) -> dict[str, object]:

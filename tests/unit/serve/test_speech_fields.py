@@ -12,11 +12,11 @@ from sglang_omni.client import Client, RequestError
 from sglang_omni.models.csm.config import CsmPipelineConfig
 from sglang_omni.models.fish_s2_pro.config import FishS2PipelineConfig
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
-from sglang_omni.serve.api.protocol.speech import CreateSpeechRequest, SpeechItem
-from sglang_omni.serve.api.protocol.speech_stream import SpeechStreamConfig
-from sglang_omni.serve.api.spoken import check_speech
-from sglang_omni.serve.api.state import AppState, Capabilities
-from sglang_omni.serve.api.validation import validation_error
+from sglang_omni.serve.front.validation import validation_error
+from sglang_omni.serve.models.speech import CreateSpeechRequest, SpeechItem
+from sglang_omni.serve.models.speech_stream import SpeechStreamConfig
+from sglang_omni.serve.routes.spoken import check_speech
+from sglang_omni.serve.state import AppState, Capabilities
 
 # Each with a value that it may have, and one that it may not.
 FIELDS: dict[str, tuple[float, Any, str]] = {

@@ -91,7 +91,7 @@ def test_a_server_without_traces_imports_nothing_of_them() -> None:
         "names = {m.cls.__name__ for m in app.user_middleware}\n"
         "assert 'Traced' not in names and 'Count' in names, names\n"
         # FastAPI imports the API, in which nothing happens without an SDK.
-        "parts = ('opentelemetry.sdk', 'opentelemetry.exporter', 'sglang_omni.serve.api.otel')\n"
+        "parts = ('opentelemetry.sdk', 'opentelemetry.exporter', 'sglang_omni.serve.observe.otel')\n"
         "assert not [name for name in sys.modules if name.startswith(parts)], sys.modules\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from sglang_omni.serve.api.errors import error_body
+from sglang_omni.serve.front.errors import error_body
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.front.access import Access
 
 API_KEY = "SGLANG_OMNI_API_KEY"
 ADMIN_API_KEY = "SGLANG_OMNI_ADMIN_API_KEY"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.router.flags import port
-from sglang_omni.serve.api.limits import BodyLimits
+from sglang_omni.serve.front.limits import BodyLimits
 from sglang_omni.serve.launch.adapters import adapter, adapters_by_name
 from sglang_omni.serve.launch.flags import (
     Flag,

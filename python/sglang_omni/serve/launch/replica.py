@@ -19,15 +19,15 @@ from sglang_omni.config.schema.load import config_to_dict
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.pipeline.transport import open_files
-from sglang_omni.serve.api.access import Access
-from sglang_omni.serve.api.admission import AdmissionLimits
-from sglang_omni.serve.api.app import create_app
-from sglang_omni.serve.api.limits import BodyLimits
-from sglang_omni.serve.api.state import AppState, Capabilities
+from sglang_omni.serve.app import create_app
+from sglang_omni.serve.front.access import Access
+from sglang_omni.serve.front.admission import AdmissionLimits
+from sglang_omni.serve.front.limits import BodyLimits
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
 from sglang_omni.serve.launch.tracing import Tracing
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
+from sglang_omni.serve.state import AppState, Capabilities
 from sglang_omni.supervision.ports import bind_alone, listen
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ async def _serve(
     limits = AdmissionLimits.of_pipeline(held, options.limits)
     spans = None
     if options.tracing is not None:
-        from sglang_omni.serve.api.otel import SpanExport
+        from sglang_omni.serve.observe.otel import SpanExport
 
         spans = SpanExport(options.tracing.endpoint)
     app = create_app(

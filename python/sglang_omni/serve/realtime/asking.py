@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sglang_omni.client import RequestError
-from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.realtime.config import SessionConfig
 from sglang_omni.serve.realtime.config_checks import updated
 from sglang_omni.serve.realtime.conversation import MAX_ITEMS, Conversation
@@ -17,6 +16,7 @@ from sglang_omni.serve.realtime.fields import RealtimeModel
 from sglang_omni.serve.realtime.items import Item, read_item
 from sglang_omni.serve.realtime.response import Asked
 from sglang_omni.serve.realtime.sound import AudioFormat
+from sglang_omni.serve.state import AppState
 
 # Fields of the session that a response may have itself.
 _OVERRIDES = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from sglang_omni.client import RequestError
-from sglang_omni.serve.api.constraints import spelled
-from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.realtime.config import (
     MERGED,
     SessionConfig,
@@ -18,6 +16,8 @@ from sglang_omni.serve.realtime.detectors import create_detector
 from sglang_omni.serve.realtime.events import validated
 from sglang_omni.serve.realtime.smart_turn import smart_turn_file
 from sglang_omni.serve.realtime.turns import SemanticVad, ServerVad, TurnDetection
+from sglang_omni.serve.routes.constraints import spelled
+from sglang_omni.serve.state import AppState
 
 # Fields that null switches off; in others it counts as left out.
 _SWITCHED_OFF = {"turn_detection", "transcription", "noise_reduction", "voice", "temperature"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.serve.api.fields import ReceivedModel
+from sglang_omni.serve.models.fields import ReceivedModel
 
 
 class RealtimeModel(ReceivedModel):

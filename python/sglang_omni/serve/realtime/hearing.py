@@ -7,13 +7,13 @@ from contextlib import aclosing
 
 from sglang_omni.client import GenerateRequest
 from sglang_omni.client.transport import Deltas
-from sglang_omni.serve.api.request_ids import RequestName
-from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.front.request_ids import RequestName
 from sglang_omni.serve.realtime.config import Transcription, transcription_params
 from sglang_omni.serve.realtime.events import error_fields, new_id
 from sglang_omni.serve.realtime.items import Item
 from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.response import Caller
+from sglang_omni.serve.state import AppState
 
 _PREFIX = "conversation.item.input_audio_transcription"
 

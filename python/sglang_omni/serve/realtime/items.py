@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from sglang_omni.client import RequestError
-from sglang_omni.serve.api.state import AppState
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.events import Id, new_id, validated
 from sglang_omni.serve.realtime.fields import RealtimeModel
 from sglang_omni.serve.realtime.sound import AudioFormat, decoded
 from sglang_omni.serve.realtime.spoken import Spoken
+from sglang_omni.serve.state import AppState
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Role = Literal["user", "assistant", "system"]

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from sglang_omni.client import GenerateRequest, RequestError
 from sglang_omni.client.transport import Deltas
 from sglang_omni.client.types import GenerateChunk, UsageInfo
-from sglang_omni.serve.api.request_ids import RequestName
-from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.front.request_ids import RequestName
 from sglang_omni.serve.realtime.config import SessionConfig, chat_params
 from sglang_omni.serve.realtime.conversation import Conversation, messages_of
 from sglang_omni.serve.realtime.events import error_fields, new_id
@@ -21,6 +20,7 @@ from sglang_omni.serve.realtime.items import Item
 from sglang_omni.serve.realtime.listener import AnswerListener
 from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.outputs import Outputs
+from sglang_omni.serve.state import AppState
 
 Reason = Literal["turn_detected", "client_cancelled", "max_output_tokens"]
 Status = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]

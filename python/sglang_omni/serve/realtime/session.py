@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from sglang_omni.client import RequestError
-from sglang_omni.serve.api.state import AppState
-from sglang_omni.serve.api.warnings import collected
+from sglang_omni.serve.front.warnings import collected
 from sglang_omni.serve.realtime.asking import read_asked
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.config import SessionConfig
@@ -46,6 +45,7 @@ from sglang_omni.serve.realtime.response import Asked, Caller, Response
 from sglang_omni.serve.realtime.sound import RATE, Samples, SoundDecoder
 from sglang_omni.serve.realtime.turns import ServerVad, SpeechStarted, SpeechStopped, TurnDetector
 from sglang_omni.serve.realtime.updates import done_in_part
+from sglang_omni.serve.state import AppState
 
 T = TypeVar("T")
 

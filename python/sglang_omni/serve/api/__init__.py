@@ -1,1 +1,0 @@
-"""The HTTP API: routes, request models, limits and errors."""

@@ -1,0 +1,1 @@
+"""What every request passes before its route and after it: ids, keys, origins, limits, admission, errors."""

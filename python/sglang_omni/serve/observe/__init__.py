@@ -1,0 +1,1 @@
+"""What is recorded of requests, and shown: history, timelines, spans, playback."""

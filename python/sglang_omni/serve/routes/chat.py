@@ -1,0 +1,136 @@
+"""``/v1/chat/completions``: answers a conversation with text, speech and calls, whole or streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from sglang_omni.client import UsageInfo
+from sglang_omni.serve.front.bodies import JsonRoute
+from sglang_omni.serve.front.session import owner_of, session_key
+from sglang_omni.serve.front.streaming import EventStream, until_disconnect
+from sglang_omni.serve.models.chat import ChatCompletionRequest
+from sglang_omni.serve.observe.playback import heard
+from sglang_omni.serve.routes.chat_answer import Answers, part_of
+from sglang_omni.serve.routes.chat_request import audio_format_of, spelling_of, to_generate_request
+from sglang_omni.serve.routes.choices import Choices, choices_of
+from sglang_omni.serve.routes.constraints import spelled
+from sglang_omni.serve.routes.reasoning import usable_effort
+from sglang_omni.serve.state import AppState, request_id_of
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """One request's answers.
+
+    Attributes:
+        head: The fields that the body and every event begin with.
+        spelling: The request's fields by the names that stages know.
+    """
+
+    head: dict[str, Any]
+    choices: Choices
+    answers: Answers
+    include_usage: bool
+    timings: bool
+    spelling: Mapping[str, str]
+
+    def event(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        usage = {"usage": None} if self.include_usage else {}
+        return {**self.head, "object": "chat.completion.chunk", "choices": choices, **usage, **more}
+
+
+def chat_routes(server: AppState) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        model = server.check_model(body.model)
+        body.reasoning_effort = await usable_effort(
+            server,
+            body.reasoning_effort,
+            with_tools=bool(body.tools or body.functions),
+            param="reasoning_effort",
+        )
+        generate = to_generate_request(server, body)
+        generate.session_id, generate.owner = session_key(request, body), owner_of(request)
+        audio_format = audio_format_of(body)
+        request_id = request_id_of(request, body.request_id)
+        created = int(time.time())
+        reply = _Reply(
+            head={"id": f"chatcmpl-{request_id}", "created": created, "model": model},
+            choices=choices_of(server, request, [generate], per_prompt=body.n, audio_format=audio_format),
+            answers=Answers(
+                created,
+                tuple(body.modalities or ("text",)),
+                return_token_ids=body.return_token_ids,
+                legacy=body.functions is not None,
+                logprobs=bool(body.logprobs),
+            ),
+            include_usage=bool(body.stream_options and body.stream_options.include_usage),
+            timings=body.timings,
+            spelling=spelling_of(body),
+        )
+        if body.stream:
+            return EventStream(_events(server, reply), request_id=request_id)
+        return JSONResponse(await until_disconnect(request.receive, _completion(server, reply)))
+
+    return router
+
+
+async def _completion(server: AppState, reply: _Reply) -> dict[str, Any]:
+    with spelled(reply.spelling):
+        results = await reply.choices.complete()
+    usage = reply.choices.usage([result.usage for result in results])
+    server.metrics.finished(usage)
+    choices = [reply.answers.choice(index, result) for index, result in enumerate(results)]
+    fields: dict[str, Any] = {
+        **reply.head,
+        "object": "chat.completion",
+        "choices": choices,
+        "usage": usage.to_dict() if usage else None,
+    }
+    if results[0].input_transcript is not None:
+        fields["heard"] = results[0].input_transcript
+    if reply.timings and len(results) == 1:
+        fields["timings"] = results[0].timings
+    elif reply.timings:
+        for choice, result in zip(choices, results, strict=True):
+            choice["timings"] = result.timings
+    return fields
+
+
+async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, Any], None]:
+    started = time.monotonic()
+    answers = reply.answers
+    # Answers of which nothing is told yet, and those that are not finished.
+    silent, running = set(range(len(reply.choices))), set(range(len(reply.choices)))
+    usages: list[UsageInfo | None] = [None] * len(reply.choices)
+    with spelled(reply.spelling):
+        async with aclosing(heard(server.metrics, reply.choices.stream())) as chunks:
+            async for index, chunk in chunks:
+                part = answers.part(index, chunk, is_first=index in silent)
+                if part is not None:
+                    if len(silent) == len(usages):
+                        server.metrics.first_output(time.monotonic() - started)
+                    silent.discard(index)
+                    more = {"heard": chunk.input_transcript} if chunk.input_transcript else {}
+                    yield reply.event([part], **more)
+                if chunk.finish_reason is not None:
+                    running.discard(index)
+                    usages[index] = chunk.usage
+                    last = part_of(index, {}, finish_reason=answers.finish_reason(chunk.finish_reason))
+                    yield reply.event([last], **({"timings": chunk.timings} if reply.timings else {}))
+    for index in sorted(running):
+        yield reply.event([part_of(index, {}, finish_reason="stop")])
+    usage = reply.choices.usage(usages)
+    server.metrics.finished(usage)
+    if reply.include_usage:
+        yield reply.event([], usage=usage.to_dict() if usage else None)

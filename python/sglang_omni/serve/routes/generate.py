@@ -1,0 +1,241 @@
+"""``/generate``: continues texts, in SGLang's native format."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from sglang_omni.client import (
+    CompletionResult,
+    CompletionStreamChunk,
+    GenerateRequest,
+    RequestError,
+    TokenLogprob,
+    UsageInfo,
+)
+from sglang_omni.serve.front.bodies import JsonRoute
+from sglang_omni.serve.front.session import owner_of, session_key
+from sglang_omni.serve.front.streaming import EventStream, until_disconnect
+from sglang_omni.serve.models.generate import GenerateSampling, NativeRequest
+from sglang_omni.serve.routes.choices import Choices, choices_of
+from sglang_omni.serve.routes.completions import prompt_params
+from sglang_omni.serve.routes.constraints import constraint_of, guiding_params
+from sglang_omni.serve.routes.native_logprobs import input_fields, output_fields
+from sglang_omni.serve.routes.sampling import to_sampling
+from sglang_omni.serve.state import AppState, request_id_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One prompt, and what its answer tells.
+
+    Attributes:
+        where: Of its sampling parameters, for errors.
+        start: The first token of the prompt with a log-probability; -1: none.
+        top: How many of the likeliest tokens at each place.
+    """
+
+    prompt: str | list[int]
+    sampling: GenerateSampling
+    where: str
+    logprobs: bool
+    start: int
+    top: int
+
+
+@dataclass
+class _Written:
+    """An answer so far; each of SGLang's events tells all of it."""
+
+    request_id: str
+    wanted: _Wanted
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: UsageInfo | None = None
+    timings: Mapping[str, Any] | None = None
+
+    def add(self, new: CompletionResult | CompletionStreamChunk) -> None:
+        self.text += new.text
+        self.token_ids += new.token_ids
+        self.logprobs += new.logprobs
+        self.prompt_logprobs += new.prompt_logprobs
+        self.finish_reason, self.usage, self.timings = new.finish_reason, new.usage, new.timings
+
+    def fields(self, body: NativeRequest) -> dict[str, Any]:
+        usage = self.usage or UsageInfo()
+        reason: dict[str, Any] | None = None
+        if self.finish_reason is not None:
+            reason = {"type": self.finish_reason}
+            if self.finish_reason == "length":
+                reason["length"] = len(self.token_ids)
+        meta: dict[str, Any] = {
+            "id": self.request_id,
+            "finish_reason": reason,
+            "prompt_tokens": usage.prompt_tokens or 0,
+            "completion_tokens": usage.completion_tokens or len(self.token_ids),
+            "cached_tokens": usage.cached_tokens or 0,
+        }
+        wanted, texts = self.wanted, body.return_text_in_logprobs
+        if wanted.logprobs:
+            told = self.prompt_logprobs[wanted.start :] if wanted.start >= 0 else []
+            meta |= input_fields(told, wanted.top, texts=texts)
+            meta |= output_fields(self.logprobs, wanted.top, texts=texts)
+        if body.timings and self.finish_reason is not None:
+            meta["timings"] = self.timings
+        return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
+
+
+def generate_routes(server: AppState) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute)
+
+    @router.post("/generate", response_model=None)
+    async def generate(body: NativeRequest, request: Request) -> Response:
+        """Continue one text, or several, in SGLang's format."""
+        server.check_task("completion")
+        prompts = _wanted(body)
+        n = _same_n(prompts)
+        requests = [_request(server, body, each, request) for each in prompts]
+        rids = [body.rid] if isinstance(body.rid, str) else body.rid
+        if rids is not None and body.request_id not in (None, *rids):
+            raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
+        whole = isinstance(body.rid, list)
+        request_id = request_id_of(request, None if whole else (rids[0] if rids else body.request_id))
+        choices = choices_of(
+            server,
+            request,
+            requests,
+            per_prompt=n,
+            param="sampling_params.n",
+            names=rids if whole else None,
+        )
+        answers = [_Written(request_id, prompts[index // n]) for index, request_id in enumerate(choices.ids)]
+        if body.stream:
+            return EventStream(_events(server, body, choices, answers), request_id=request_id)
+        await until_disconnect(request.receive, _complete(server, choices, answers))
+        several = len(answers) > 1 or _is_list(body)
+        fields = [answer.fields(body) for answer in answers]
+        return JSONResponse(fields if several else fields[0])
+
+    return router
+
+
+async def _complete(server: AppState, choices: Choices, answers: list[_Written]) -> None:
+    results = await choices.complete()
+    server.metrics.finished(choices.usage([result.usage for result in results]))
+    for answer, result in zip(answers, results, strict=True):
+        answer.add(result)
+
+
+async def _events(
+    server: AppState, body: NativeRequest, choices: Choices, answers: list[_Written]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Events as SGLang streams them: each has all of one answer so far; of several, with its index."""
+    several = len(answers) > 1 or _is_list(body)
+    async with aclosing(choices.stream()) as chunks:
+        async for index, chunk in chunks:
+            answer = answers[index]
+            answer.add(chunk)
+            if chunk.text or chunk.finish_reason is not None:
+                yield answer.fields(body) | ({"index": index} if several else {})
+    server.metrics.finished(choices.usage([answer.usage for answer in answers]))
+
+
+def _is_list(body: NativeRequest) -> bool:
+    """Whether prompts were given as a list, so that the answers are one, even if it has one prompt."""
+    return isinstance(body.text, list) or (body.input_ids is not None and isinstance(body.input_ids[0], list))
+
+
+def _wanted(body: NativeRequest) -> list[_Wanted]:
+    """
+    Raises:
+        RequestError: There are no prompts or two fields of them, or a list has another length than theirs.
+    """
+    if (body.text is None) == (body.input_ids is None):
+        raise RequestError(
+            "give exactly one of text and input_ids",
+            param="text",
+            code="missing_required_parameter" if body.text is None else "invalid_value",
+        )
+    given: Any = body.input_ids if body.text is None else body.text
+    prompts: list[Any] = given if _is_list(body) else [given]
+    count = len(prompts)
+    if isinstance(body.rid, list):
+        rids: list[str] = _each(body.rid, count, "rid")
+        if len(set(rids)) < count:
+            raise RequestError("rid: two prompts have the same", param="rid", code="invalid_value")
+    wheres = [f"sampling_params[{index}]." for index in range(count)]
+    return [
+        _Wanted(*values)
+        for values in zip(
+            prompts,
+            _each(body.sampling_params, count, "sampling_params"),
+            wheres if isinstance(body.sampling_params, list) else ["sampling_params."] * count,
+            _each(body.return_logprob, count, "return_logprob"),
+            _each(body.logprob_start_len, count, "logprob_start_len"),
+            _each(body.top_logprobs_num, count, "top_logprobs_num"),
+            strict=True,
+        )
+    ]
+
+
+def _each(value: list[T] | T, count: int, param: str) -> list[T]:
+    """The value for each prompt."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(
+            f"{param}: has {len(value)} values for {count} prompt{'s' if count > 1 else ''}",
+            param=param,
+            code="invalid_value",
+        )
+    return value
+
+
+def _same_n(prompts: list[_Wanted]) -> int:
+    n = prompts[0].sampling.n
+    for each in prompts:
+        if each.sampling.n != n:
+            raise RequestError(
+                f"{each.where}n: must be the same for all prompts",
+                param=f"{each.where}n",
+                code="invalid_value",
+            )
+    return n
+
+
+def _request(server: AppState, body: NativeRequest, wanted: _Wanted, request: Request) -> GenerateRequest:
+    fields = wanted.sampling
+    constraint = constraint_of(fields, wanted.where)
+    sampling = replace(to_sampling(fields), logit_bias=fields.logit_bias or {})
+    if wanted.logprobs:
+        sampling.logprobs = wanted.top
+        sampling.prompt_logprobs = wanted.top if wanted.start >= 0 else None
+    if constraint is not None:
+        sampling = constraint.apply(sampling)
+    params = {**prompt_params(body), **guiding_params(sampling)}
+    server.check_params("completion", params, body.stage_params)
+    prompt = wanted.prompt
+    return GenerateRequest(
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=None if isinstance(prompt, str) else prompt,
+        sampling=sampling,
+        stage_params=body.stage_params,
+        stream=body.stream,
+        max_tokens=fields.max_new_tokens,
+        extra_params=prompt_params(body),
+        metadata={"task": "completion"},
+        timeout=server.timeout(body.timeout),
+        session_id=session_key(request, body),
+        owner=owner_of(request),
+        timings=body.timings,
+    )

@@ -1,0 +1,165 @@
+"""A text's way through the pipeline to encoded speech, which all routes for speech share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+from starlette.requests import HTTPConnection
+
+from sglang_omni.client import GenerateRequest, RequestError, UsageInfo
+from sglang_omni.client.audio import AudioFileEncoder, Samples, check_format
+from sglang_omni.client.transport import Deltas
+from sglang_omni.serve.front.session import owner_of
+from sglang_omni.serve.models.speech import SpeechFields
+from sglang_omni.serve.observe.playback import listening
+from sglang_omni.serve.routes.constraints import spelled
+from sglang_omni.serve.state import AppState
+
+_REFERENCES = ("ref_audio", "ref_text")
+
+
+def check_speech(
+    server: AppState, fields: SpeechFields, stage_params: dict[str, dict[str, Any]] | None
+) -> None:
+    """Names the voice that speaks in ``fields``, and takes instructions out that a model has no use for.
+
+    Raises:
+        RequestError: The pipeline cannot speak like this.
+    """
+    server.check_task("speech")
+    check_cloning(server, fields)
+    fields.voice = server.check_voice(fields.voice, "voice")
+    if fields.max_tokens is not None and fields.max_new_tokens not in (None, fields.max_tokens):
+        raise RequestError(
+            "max_new_tokens and max_tokens differ; give one", param="max_new_tokens", code="invalid_value"
+        )
+    if fields.instructions and not server.takes("speech", "instructions"):
+        server.ignore("instructions", "of no effect on this model's speech")
+        fields.instructions = None
+    with spelled({"max_new_tokens": "max_tokens"} if fields.max_new_tokens is None else {}):
+        server.check_params("speech", fields.given, stage_params)
+
+
+def check_cloning(server: AppState, fields: SpeechFields) -> None:
+    """
+    Raises:
+        RequestError: The request brings a voice of its own to a model that has only its own.
+    """
+    takes = server.capabilities.request_params
+    if takes is None:
+        return
+    general = takes["speech"].general if "speech" in takes else ()
+    for name in _REFERENCES:
+        if getattr(fields, name) is not None and name not in general:
+            raise RequestError(
+                f"{name}: the model {server.served_name!r} does not clone voices; {own_voices(server)}",
+                param=name,
+                code="unsupported_parameter",
+            )
+
+
+def own_voices(server: AppState) -> str:
+    """Which voices the model has, for errors."""
+    return f"it has {', '.join(sorted(server.capabilities.voices or ())) or 'one voice'}"
+
+
+def check_encodable(response_format: str, param: str) -> None:
+    try:
+        check_format(response_format)
+    except ValueError as exc:
+        raise RequestError(f"{param}: {exc}", param=param, code="unsupported_value") from exc
+
+
+def speech_request(
+    server: AppState,
+    connection: HTTPConnection,
+    text: str,
+    fields: SpeechFields,
+    *,
+    stream: bool,
+    model: str | None,
+    session_id: str | None,
+    stage_params: dict[str, dict[str, Any]] | None,
+    timeout: float | None,
+    timings: bool = False,
+) -> GenerateRequest:
+    """The pipeline's request for one text.
+
+    Args:
+        connection: Tells whose request it is.
+        timeout: Of the request itself; the server's own may be shorter.
+    """
+    return GenerateRequest(
+        model=model,
+        session_id=session_id,
+        owner=owner_of(connection),
+        prompt=text,
+        stage_params=stage_params,
+        extra_params=fields.given,
+        stream=stream,
+        output_modalities=["audio"],
+        metadata={"task": "speech"},
+        timeout=server.timeout(timeout),
+        timings=timings,
+    )
+
+
+def usage_fields(usage: UsageInfo | None) -> dict[str, int]:
+    """A speech's usage as OpenAI's events have it; unknown counts are 0."""
+    usage = usage or UsageInfo()
+    return {
+        "input_tokens": usage.prompt_tokens or 0,
+        "output_tokens": usage.completion_tokens or 0,
+        "total_tokens": usage.total_tokens or 0,
+    }
+
+
+class EncodedSpeech:
+    """A text's speech, encoded while it is made.
+
+    Attributes:
+        usage, finish_reason: Known after the last piece.
+    """
+
+    def __init__(
+        self, server: AppState, generate: GenerateRequest, audio_format: str, request_id: str
+    ) -> None:
+        self.encoder = AudioFileEncoder(audio_format)
+        self.usage: UsageInfo | None = None
+        self.finish_reason = "stop"
+        self._chunks = server.client.generate(generate, request_id=request_id)
+        self._metrics = server.metrics
+        self._began = time.monotonic()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Yields the file's pieces, none of them empty."""
+        encoder, deltas, is_first = self.encoder, Deltas(), True
+        async with aclosing(self._chunks) as chunks:
+            with listening(self._metrics) as playback:
+                async for chunk in chunks:
+                    self.usage = chunk.usage or self.usage
+                    self.finish_reason = chunk.finish_reason or self.finish_reason
+                    samples = deltas.new_audio(chunk)
+                    if samples is None:
+                        continue
+                    playback.feed(time.monotonic(), len(samples) / deltas.sample_rate)
+                    early = is_first and encoder.compresses
+                    for part in _parts(samples, deltas.sample_rate) if early else (samples,):
+                        piece = await encoder.off_loop(encoder.encode, part, deltas.sample_rate)
+                        if piece and is_first:
+                            self._metrics.first_output(time.monotonic() - self._began)
+                            is_first = False
+                        if piece:
+                            yield piece
+        self._metrics.finished(self.usage)
+        if piece := await encoder.off_loop(encoder.finish):
+            yield piece
+
+
+def _parts(samples: Samples, rate: int) -> tuple[Samples, ...]:
+    """The first quarter of a second, and the rest: a listener need not wait until seconds are compressed."""
+    return tuple(part for part in np.split(samples, [rate // 4]) if len(part))
