@@ -15,7 +15,7 @@ from conftest import PATIENCE, RATE
 from realtime_client import CLIP, NO_TURNS, served
 from websockets.asyncio.client import connect
 
-from sglang_omni.serve.realtime import config, session
+from sglang_omni.serve.realtime import config_checks, session
 from sglang_omni.serve.realtime.turns import SpeechStarted, SpeechStopped
 
 
@@ -186,7 +186,7 @@ class Detector:
 
 
 async def test_a_speaker_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (config, session):
+    for module in (config_checks, session):
         monkeypatch.setattr(module, "create_detector", Detector)
     loud, silent = b"\x00\x40" * 4800, bytes(9600)
 
