@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sglang_omni.serve.launch.flags import Flag
 from sglang_omni.serve.launch.options import MODEL, of_sections
 from sglang_omni.serve.launch.parts import is_of_part
 
@@ -20,11 +22,11 @@ def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
     """
     from sglang_omni.config.factories.overrides import override_stage, override_stages
 
-    for flag in of_sections(MODEL):
+    for argument, flag in _flags_of_arguments():
         given = getattr(args, flag.name)
-        if flag.argument is None or given is None or given is False:
+        if given is None or given is False:
             continue
-        if not override_stages(config, flag.argument, flag.argument_value(given)):
+        if not override_stages(config, argument, flag.argument_value(given)):
             raise ValueError(f"{flag.option}: no stage of {config.name} takes it")
     for setting in args.stage:
         if is_of_part(config, setting):
@@ -41,9 +43,16 @@ def _check_setting(setting: str) -> None:
     name, _, text = setting.partition("=")
     if text.strip() in ("", "~", "null"):
         return
-    for flag in of_sections(MODEL):
-        if flag.type is not None and not flag.several and name.strip().endswith(f".{flag.argument}"):
+    for argument, flag in _flags_of_arguments():
+        if flag.type is not None and not flag.several and name.strip().endswith(f".{argument}"):
             try:
                 flag.type(text.strip())
             except argparse.ArgumentTypeError as exc:
                 raise ValueError(f"{setting!r}: {exc}") from None
+
+
+def _flags_of_arguments() -> Iterator[tuple[str, Flag]]:
+    """The flags that set an argument of stages' factories, with its name."""
+    for flag in of_sections(MODEL):
+        if flag.argument is not None:
+            yield flag.argument, flag
