@@ -11,7 +11,7 @@ from torch import Tensor
 from sglang_omni.model_runner.sequence import RotaryPositions
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.talker_prompt import TalkerPrompt, talker_prompt
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 
 SPEAKER = "chelsie"
 
@@ -54,8 +54,8 @@ class Spoken(NamedTuple):
         talker = checkpoint.require_talker()
         return talker_prompt(self.prompt_token_ids, checkpoint.tokens, talker.codec, talker.speakers[SPEAKER])
 
-    def state(self, checkpoint: Qwen3OmniCheckpoint, *, text_is_there: bool = True) -> TalkerState:
-        state = TalkerState(self.prompt(checkpoint), max_new_tokens=self.max_new_tokens)
+    def state(self, checkpoint: Qwen3OmniCheckpoint, *, text_is_there: bool = True) -> Qwen3TalkerState:
+        state = Qwen3TalkerState(self.prompt(checkpoint), max_new_tokens=self.max_new_tokens)
         state.media_hidden = self.media_hidden
         if text_is_there:
             state.feed(self.token_ids)

@@ -10,7 +10,7 @@ from fake_cuda import DEVICE, Step, fake_gpu
 
 from sglang_omni.model_runner import media
 from sglang_omni.models.multimodal import joining
-from sglang_omni.models.multimodal.joining import MediaJoin
+from sglang_omni.models.multimodal.joining import EmbeddingMerge
 from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 
 TOKENS = TokenIds(audio=7, image=8, video=9)
@@ -46,7 +46,7 @@ def prompt(visuals: list[Any], audios: list[Any]) -> Any:
 
 @pytest.mark.usefixtures("places")
 def test_two_kinds_are_joined_on_the_gpu() -> None:
-    join = MediaJoin(TOKENS, DEVICE)
+    join = EmbeddingMerge(TOKENS, DEVICE)
     with fake_gpu():
         data = prompt([visual(2)], [{"embeds": rows(3)}])
         with Step() as step:
@@ -66,7 +66,7 @@ def test_two_kinds_are_joined_on_the_gpu() -> None:
 @pytest.mark.usefixtures("places")
 def test_beyond_their_share_rows_are_joined_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "MAX_JOINED_BYTES", (5 + 2 * LEVELS) * HIDDEN * 2)
-    join = MediaJoin(TOKENS, DEVICE)
+    join = EmbeddingMerge(TOKENS, DEVICE)
     with fake_gpu():
         states = [join.state(prompt([visual(2)], [{"embeds": rows(3)}]), wants_hidden=True) for _ in range(2)]
     assert [state.media_embeds.device.type for state in states if state] == ["cuda", "cpu"]
@@ -77,7 +77,7 @@ def test_beyond_their_share_rows_are_joined_on_the_host(monkeypatch: pytest.Monk
 def test_rows_that_came_as_copies_stay_on_the_host_until_they_are_used() -> None:
     with fake_gpu(), Step() as step:
         data = prompt([visual(2, "cpu")], [{"embeds": rows(3, "cpu")}])
-        state = MediaJoin(TOKENS, DEVICE).state(data, wants_hidden=True)
+        state = EmbeddingMerge(TOKENS, DEVICE).state(data, wants_hidden=True)
     assert state is not None
     assert state.media_embeds.device.type == "cpu"
     assert step.uploads == step.num_launches == 0
@@ -88,7 +88,7 @@ def test_a_copy_beside_what_was_lent_joins_it() -> None:
     with fake_gpu(), Step() as step:
         data = prompt([visual(2)], [{"embeds": rows(3, "cpu")}])
         before = step.uploads
-        state = MediaJoin(TOKENS, DEVICE).state(data, wants_hidden=True)
+        state = EmbeddingMerge(TOKENS, DEVICE).state(data, wants_hidden=True)
     assert state is not None
     assert state.media_embeds.device == torch.device(DEVICE)
     assert step.uploads - before == 2

@@ -16,7 +16,7 @@ from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackBuffers, Fe
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.qwen3_omni.components import code_predictor
 from sglang_omni.models.qwen3_omni.components.talker_prompt import TalkerPrompt
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 
 ROWS, REQUESTS = 20, 4
 
@@ -33,8 +33,8 @@ class Model:
         self.feedback.output_rows = on_gpu(REQUESTS, PREDICTOR.hidden_size)
 
 
-def state(prompt: TalkerPrompt, *, drawn: bool) -> TalkerState:
-    speaker = TalkerState(prompt, max_new_tokens=50)
+def state(prompt: TalkerPrompt, *, drawn: bool) -> Qwen3TalkerState:
+    speaker = Qwen3TalkerState(prompt, max_new_tokens=50)
     speaker.feed([11, 12, 13, 14])
     speaker.generator = random.Random(1) if drawn else None
     return speaker

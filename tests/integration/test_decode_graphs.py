@@ -20,7 +20,7 @@ from tiny_checkpoints import TinyCheckpoint
 from sglang_omni.engines import DecoderSpec, EngineRequest, RequestSampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder, thinker_decoder
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
 
 CONVERSATIONS = [
@@ -89,7 +89,7 @@ def test_talker(qwen3_omni: Callable[..., Oracle], monkeypatch: pytest.MonkeyPat
             )
         assert run(engine, requests) == [reference.first_codes for reference in references]
     for request, reference in zip(requests, references, strict=True):
-        assert isinstance(request.state, TalkerState)
+        assert isinstance(request.state, Qwen3TalkerState)
         assert [frame.tolist() for frame in request.state.frames] == reference.codes.tolist()
     assert recorded.num_replays >= 11
 

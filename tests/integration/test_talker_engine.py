@@ -21,10 +21,10 @@ from sglang_omni.engines.warm_up import warm_up
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
 from sglang_omni.models.qwen3_omni.positions import PositionRules
-from sglang_omni.models.qwen3_omni.talker import Talker as TalkerStage
+from sglang_omni.models.qwen3_omni.talker import Qwen3Talker
 
 CONVERSATIONS = [
     [user("Tell me about the sea.")],
@@ -71,8 +71,8 @@ class Talker:
             assert [frame.tolist() for frame in state_of(request).frames] == reference.codes.tolist()
 
 
-def state_of(request: EngineRequest) -> TalkerState:
-    assert isinstance(request.state, TalkerState)
+def state_of(request: EngineRequest) -> Qwen3TalkerState:
+    assert isinstance(request.state, Qwen3TalkerState)
     return request.state
 
 
@@ -132,7 +132,7 @@ def test_nothing_is_left_of_a_warm_up(talker: Talker) -> None:
     engine = talker.engine()
     before = engine.stats()
     rules = PositionRules.from_config(talker.checkpoint.thinker_config, talker.checkpoint.tokens)
-    stage = TalkerStage(talker.checkpoint, rules)
+    stage = Qwen3Talker(talker.checkpoint, rules)
     (request,) = stage.warm_up_requests()
     warm_up(engine, [request])
     assert request.output_token_ids

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from sglang_omni.answers.reader import Reading
 from sglang_omni.engines import EngineRequest
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
 from sglang_omni.models.text_answer import AnswerTexts, ReadText, new_text, text_chunks, text_result, written
 from sglang_omni.preprocessing.text import load_tokenizer
@@ -126,7 +126,7 @@ def test_the_talker_reads_the_content_alone(qwen3_omni: Any, text: str, content:
     thinker = Qwen3OmniThinker(checkpoint, tokenizer, config)
     asked = payload(reading("hermes", "qwen3"), "text", "audio")
     request = EngineRequest("r", [1], detokenizer=AnswerTexts(tokenizer).of(asked, ()))
-    state = TalkerState(SimpleNamespace(answer_ids=[], media_rows=[]), max_new_tokens=9)
+    state = Qwen3TalkerState(SimpleNamespace(answer_ids=[], media_rows=[]), max_new_tokens=9)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     end = checkpoint.tokens.im_end
     for token in [*ids, end]:

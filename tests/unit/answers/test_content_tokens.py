@@ -21,10 +21,10 @@ from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.models.multimodal.thinker import MediaThinker
-from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
-from sglang_omni.models.qwen2_5_omni.thinker import RowsThinker
+from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
+from sglang_omni.models.qwen2_5_omni.thinker import Qwen25Thinker
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.text_answer import AnswerTexts
@@ -77,7 +77,7 @@ class Spoken:
         self.tokenizer = tokenizer
         config: Any = SimpleNamespace(vocab_size=320, eos_token_ids=(END,), hidden_size=1)
         self.thinkers: dict[type[MediaThinker], MediaThinker] = {
-            kind: kind(checkpoint, tokenizer, config) for kind in (Qwen3OmniThinker, RowsThinker)
+            kind: kind(checkpoint, tokenizer, config) for kind in (Qwen3OmniThinker, Qwen25Thinker)
         }
 
     def __call__(
@@ -94,7 +94,7 @@ class Spoken:
         return found[0]
 
     def _by_text(self, tokens: Sequence[int], *answer: Any) -> list[int]:
-        state = TalkerState(SimpleNamespace(answer_ids=[], media_rows=[]), max_new_tokens=9)  # type: ignore[arg-type]
+        state = Qwen3TalkerState(SimpleNamespace(answer_ids=[], media_rows=[]), max_new_tokens=9)  # type: ignore[arg-type]
         for message in self._steps(Qwen3OmniThinker, tokens, None, *answer):
             state.feed(message["token_ids"])
         state.end_text()
@@ -104,8 +104,8 @@ class Spoken:
     def _by_rows(self, tokens: Sequence[int], *answer: Any) -> list[int]:
         nowhere = torch.zeros(0, dtype=torch.int64)
         thinker_state = ThinkerState(nowhere, torch.zeros(0, 1), nowhere, wants_rows=True)
-        state = RowsTalkerState([7, 8, 9], frozenset(), 0)
-        for message in self._steps(RowsThinker, tokens, thinker_state, *answer):
+        state = Qwen25TalkerState([7, 8, 9], frozenset(), 0)
+        for message in self._steps(Qwen25Thinker, tokens, thinker_state, *answer):
             state.feed(message["token_ids"], message["rows"])
         state.end_text()
         ids, rows = state.reply(0, state.num_reply)

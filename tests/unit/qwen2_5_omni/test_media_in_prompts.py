@@ -11,8 +11,8 @@ from sample_media import audio_part, image_part, picture, silence, sound, user, 
 
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.media import VIDEO_FPS
-from sglang_omni.models.qwen2_5_omni.positions import TimeAlignedRules
-from sglang_omni.models.qwen2_5_omni.preprocess import SPEECH_PROMPT, TimeAlignedPreprocessor
+from sglang_omni.models.qwen2_5_omni.positions import Qwen25PositionRules
+from sglang_omni.models.qwen2_5_omni.preprocess import SPEECH_PROMPT, Qwen25Preprocessor
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
@@ -49,7 +49,7 @@ def oracle(qwen2_5_omni: Any) -> OmniOracle:
 
 @pytest.fixture(scope="module")
 def preprocess(oracle: OmniOracle) -> Any:
-    processor = TimeAlignedPreprocessor(Qwen25OmniCheckpoint.from_dir(oracle.path), video_fps=VIDEO_FPS)
+    processor = Qwen25Preprocessor(Qwen25OmniCheckpoint.from_dir(oracle.path), video_fps=VIDEO_FPS)
 
     def call(messages: list[dict[str, Any]], spoken: bool = False, **params: Any) -> dict[str, Any]:
         metadata = {"output_modalities": ["text", "audio"]} if spoken else {}
@@ -88,7 +88,7 @@ def test_tokens_media_and_positions(oracle: OmniOracle, preprocess: Any, name: s
 def check_positions(oracle: OmniOracle, prompt: dict[str, Any], expected: Any, with_sound: bool) -> None:
     """Of the thinker, and of the talker, which here counts twice as many a second."""
     checkpoint = Qwen25OmniCheckpoint.from_dir(oracle.path)
-    rules = TimeAlignedRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
+    rules = Qwen25PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
     own = rules.for_talker(checkpoint.config["talker_config"])
     talker = own.rope_positions(prompt["prompt_token_ids"], prompt["media"])
     mask, seconds = expected.get("feature_attention_mask"), expected.get("video_second_per_grid")

@@ -22,7 +22,7 @@ from sglang_omni.config.plan.memory import fit_memory
 from sglang_omni.models.multimodal.request import thinker_sampling
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
 from sglang_omni.models.qwen2_5_omni.components.shapes import thinker_config
-from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
+from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
 from sglang_omni.models.qwen2_5_omni.components.voices import load_voices, voice_names
 from sglang_omni.models.qwen2_5_omni.config import default_config
 from sglang_omni.models.qwen2_5_omni.request import check_params, voice_of, wave_options
@@ -162,7 +162,7 @@ def test_the_noise_has_the_seed_of_the_request() -> None:
 
 def test_a_code_waits_for_its_token() -> None:
     """Each reads the next token of the answer, whose hidden state comes with the token after it."""
-    state = RowsTalkerState([1, 2, 3], frozenset({2}), voice_bos=9)
+    state = Qwen25TalkerState([1, 2, 3], frozenset({2}), voice_bos=9)
     rows = torch.arange(12.0).view(6, 2)
     state.feed([5], rows[:3])
     assert not state.is_ready(5)
@@ -177,7 +177,7 @@ def test_a_code_waits_for_its_token() -> None:
     assert tokens == [5, 6]
     assert torch.equal(torch.stack(hidden), rows[3:5])
     assert state.is_text.tolist() == [True, False, True]
-    silent = RowsTalkerState([1], frozenset(), voice_bos=9)
+    silent = Qwen25TalkerState([1], frozenset(), voice_bos=9)
     silent.feed([5], rows[:1])
     silent.end_text()
     assert silent.is_silent

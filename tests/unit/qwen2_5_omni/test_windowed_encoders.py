@@ -12,7 +12,7 @@ from sample_media import audio_part, image_part, picture, sound, user, video, vi
 from sglang_omni.models.qwen2_5_omni.components.audio import WindowedAudioEncoder
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.vision import WindowedVisionEncoder
-from sglang_omni.models.qwen2_5_omni.preprocess import TimeAlignedPreprocessor
+from sglang_omni.models.qwen2_5_omni.preprocess import Qwen25Preprocessor
 from sglang_omni.proto import OmniRequest, StagePayload
 
 # Pictures of several windows, of which the last are cut, and clips of several pieces.
@@ -33,7 +33,7 @@ def oracle(qwen2_5_omni: Any) -> OmniOracle:
 
 @pytest.fixture(scope="module")
 def prompt(oracle: OmniOracle) -> Any:
-    processor = TimeAlignedPreprocessor(Qwen25OmniCheckpoint.from_dir(oracle.path), video_fps=None)
+    processor = Qwen25Preprocessor(Qwen25OmniCheckpoint.from_dir(oracle.path), video_fps=None)
     return processor(StagePayload("r", OmniRequest({"messages": MESSAGES}), None)).data
 
 

@@ -118,7 +118,7 @@ def visual(first: int, count: int) -> dict[str, Any]:
 
 
 def joined(data: Any) -> ThinkerState:
-    state = joining.MediaJoin(TOKENS).state(data, wants_hidden=False)
+    state = joining.EmbeddingMerge(TOKENS).state(data, wants_hidden=False)
     assert state is not None
     return state
 
@@ -156,7 +156,7 @@ def test_a_single_picture_is_not_copied() -> None:
 
 
 def test_a_text_prompt_carries_no_media() -> None:
-    assert joining.MediaJoin(TOKENS).state(cast(Any, prompt([1, 2], shape())), wants_hidden=True) is None
+    assert joining.EmbeddingMerge(TOKENS).state(cast(Any, prompt([1, 2], shape())), wants_hidden=True) is None
 
 
 def test_sound_alone_has_no_visual_rows() -> None:

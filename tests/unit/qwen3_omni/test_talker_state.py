@@ -7,7 +7,7 @@ import torch
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import CodecIds, TokenIds
 from sglang_omni.models.qwen3_omni.components.talker_prompt import TalkerPrompt, talker_prompt
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.proto import RequestError
 
 TOKENS = TokenIds(im_start=1, im_end=2, user=4, assistant=5, audio=6, image=7, video=8)
@@ -24,11 +24,11 @@ def prompt_of(*ids: int) -> TalkerPrompt:
     return talker_prompt(ids, TOKENS, CODEC, speaker_id=99)
 
 
-def state_of(*ids: int) -> TalkerState:
-    return TalkerState(prompt_of(*ids), max_new_tokens=100)
+def state_of(*ids: int) -> Qwen3TalkerState:
+    return Qwen3TalkerState(prompt_of(*ids), max_new_tokens=100)
 
 
-def ready(state: TalkerState) -> int:
+def ready(state: Qwen3TalkerState) -> int:
     """Rows that are there after the prompt's; -1 where the prompt's are not."""
     return max((n for n in range(20) if state.is_ready(state.num_prompt_rows + n)), default=-1)
 

@@ -25,7 +25,7 @@ from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.frames.strategy import FrameStrategy
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
 
 CONVERSATIONS = {
@@ -50,7 +50,7 @@ class Case(NamedTuple):
     strategy: Qwen3TalkerStrategy
     talker: Any
 
-    def state(self) -> TalkerState:
+    def state(self) -> Qwen3TalkerState:
         return self.reference.state(self.checkpoint)
 
 
@@ -102,7 +102,7 @@ def extract(
     strategy.extract_output(model, FeedbackBatch(spans, tokens), spans, StateSink())
 
 
-def span(state: TalkerState, start: int, count: int = 1) -> SequenceSpan:
+def span(state: Qwen3TalkerState, start: int, count: int = 1) -> SequenceSpan:
     return SequenceSpan(state, start, count, 0, True)
 
 

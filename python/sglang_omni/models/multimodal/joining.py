@@ -26,7 +26,7 @@ def merge_sources(payloads: Mapping[str, StagePayload]) -> StagePayload:
     return StagePayload(prompt.request_id, prompt.request, {**prompt.data, **outputs})
 
 
-class MediaJoin:
+class EmbeddingMerge:
     """Makes the media rows of a prompt from the encoders' outputs.
 
     Rows that are on the thinker's GPU stay there, and those on the host stay on the host. A single output in

@@ -13,7 +13,7 @@ from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.model_runner.sequence import RotaryPositions
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
-from sglang_omni.models.multimodal.joining import MediaJoin
+from sglang_omni.models.multimodal.joining import EmbeddingMerge
 from sglang_omni.models.multimodal.payloads import ThinkerInput
 from sglang_omni.models.multimodal.request import thinker_sampling
 from sglang_omni.models.text_answer import AnswerTexts, new_text, text_chunks, written
@@ -43,7 +43,7 @@ class MediaThinker(ABC):
         self._checkpoint = checkpoint
         self._config = config
         self._texts = AnswerTexts(tokenizer)
-        self._media = MediaJoin(checkpoint.tokens, device)
+        self._media = EmbeddingMerge(checkpoint.tokens, device)
         self._token_bytes = TokenBytes(tokenizer)
         self._grammars = grammars_for(self._token_bytes, config)
 

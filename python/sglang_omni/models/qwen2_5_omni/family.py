@@ -6,24 +6,24 @@ from sglang_omni.models.multimodal.family import OmniFamily
 from sglang_omni.models.qwen2_5_omni.components.audio import WindowedAudioEncoder
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.decoders import talker_decoder, thinker_decoder
-from sglang_omni.models.qwen2_5_omni.components.talker_strategy import RowsTalkerStrategy
+from sglang_omni.models.qwen2_5_omni.components.talker_strategy import Qwen25TalkerStrategy
 from sglang_omni.models.qwen2_5_omni.components.vision import WindowedVisionEncoder
 from sglang_omni.models.qwen2_5_omni.memory import stage_demand
-from sglang_omni.models.qwen2_5_omni.preprocess import TimeAlignedPreprocessor
+from sglang_omni.models.qwen2_5_omni.preprocess import Qwen25Preprocessor
 from sglang_omni.models.qwen2_5_omni.request import check_params
-from sglang_omni.models.qwen2_5_omni.talker import RowsTalker
-from sglang_omni.models.qwen2_5_omni.thinker import RowsThinker
+from sglang_omni.models.qwen2_5_omni.talker import Qwen25Talker
+from sglang_omni.models.qwen2_5_omni.thinker import Qwen25Thinker
 
 FAMILY = OmniFamily(
     checkpoint=Qwen25OmniCheckpoint,
-    preprocessor=TimeAlignedPreprocessor,
+    preprocessor=Qwen25Preprocessor,
     check_params=check_params,
     stage_demand=stage_demand,
     thinker_decoder=thinker_decoder,
-    thinker=RowsThinker,
-    talker_strategy=RowsTalkerStrategy.from_checkpoint,
+    thinker=Qwen25Thinker,
+    talker_strategy=Qwen25TalkerStrategy.from_checkpoint,
     talker_decoder=talker_decoder,
-    talker=RowsTalker,
+    talker=Qwen25Talker,
     vision_encoder=lambda checkpoint, dtype, device: WindowedVisionEncoder(
         checkpoint.path, checkpoint.thinker_config["vision_config"], dtype, device
     ),

@@ -18,7 +18,7 @@ from sglang_omni.models.multimodal.media import (
     content_key,
 )
 from sglang_omni.models.multimodal.payloads import AudioInput
-from sglang_omni.models.qwen2_5_omni.positions import TimeAlignedRules
+from sglang_omni.models.qwen2_5_omni.positions import Qwen25PositionRules
 from sglang_omni.proto import RequestError
 
 # Options that the model's processor in transformers sets itself, beside those of a checkpoint.
@@ -30,7 +30,7 @@ _VIDEO_OPTIONS: dict[str, Any] = {
 VIDEO_FPS = 2.0
 
 
-class TimeAlignedReader(MediaReader):
+class Qwen25MediaReader(MediaReader):
     """A ``MediaReader`` for Qwen2.5-Omni.
 
     transformers pads every clip with silence to the longest that the model takes, 300 s; here each has as
@@ -40,7 +40,7 @@ class TimeAlignedReader(MediaReader):
     def __init__(
         self,
         checkpoint: Path,
-        rules: TimeAlignedRules,
+        rules: Qwen25PositionRules,
         limits: MediaLimits,
         allowed_hosts: Collection[str] = (),
     ) -> None:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ThinkerRows(TypedDict):
+class Qwen25ThinkerOutput(TypedDict):
     """thinker -> talker, a stream: tokens of the answer's content, and their hidden states as they come.
 
     Attributes:

@@ -22,7 +22,7 @@ from sglang_omni.models.multimodal.positions import MediaRules, Positions
 
 
 @dataclass(frozen=True)
-class TimeAlignedRules(MediaRules):
+class Qwen25PositionRules(MediaRules):
     """Qwen2.5-Omni's rules.
 
     Attributes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_omni.models.multimodal.preprocess import MediaPreprocessor
-from sglang_omni.models.qwen2_5_omni.media import TimeAlignedReader
-from sglang_omni.models.qwen2_5_omni.positions import TimeAlignedRules
+from sglang_omni.models.qwen2_5_omni.media import Qwen25MediaReader
+from sglang_omni.models.qwen2_5_omni.positions import Qwen25PositionRules
 from sglang_omni.preprocessing.request import answers_in_speech
 from sglang_omni.proto import OmniRequest
 
@@ -17,11 +17,11 @@ SPEECH_PROMPT = (
 )
 
 
-class TimeAlignedPreprocessor(MediaPreprocessor[TimeAlignedRules]):
+class Qwen25Preprocessor(MediaPreprocessor[Qwen25PositionRules]):
     """A ``MediaPreprocessor`` of Qwen2.5-Omni."""
 
-    rules_class = TimeAlignedRules
-    reader_class = TimeAlignedReader
+    rules_class = Qwen25PositionRules
+    reader_class = Qwen25MediaReader
     audio_end = "<|audio_eos|>"
 
     def _conversation(self, conversation: list[dict[str, Any]], request: OmniRequest) -> list[dict[str, Any]]:

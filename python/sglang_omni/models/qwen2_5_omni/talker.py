@@ -10,28 +10,28 @@ from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
 from sglang_omni.models.multimodal.payloads import TalkerInput, no_media
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
+from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
 from sglang_omni.models.qwen2_5_omni.components.voices import FILE, load_voices
-from sglang_omni.models.qwen2_5_omni.payloads import ThinkerRows
-from sglang_omni.models.qwen2_5_omni.positions import TimeAlignedRules
+from sglang_omni.models.qwen2_5_omni.payloads import Qwen25ThinkerOutput
+from sglang_omni.models.qwen2_5_omni.positions import Qwen25PositionRules
 from sglang_omni.models.qwen2_5_omni.request import talker_sampling, voice_of
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 
-class RowsTalker:
+class Qwen25Talker:
     """The callbacks of the stage's ``OmniScheduler``.
 
-    Payloads are ``TalkerInput``, streamed items ``ThinkerRows``. Streams (n,) int64 codes to the next stage,
-    on the CPU. Results are ``{"finish_reason", "frames"}``; a frame is a code.
+    Payloads are ``TalkerInput``, streamed items ``Qwen25ThinkerOutput``. Streams (n,) int64 codes to the next
+    stage, on the CPU. Results are ``{"finish_reason", "frames"}``; a frame is a code.
     """
 
     def __init__(self, checkpoint: Qwen25OmniCheckpoint) -> None:
         self._checkpoint = checkpoint
         self._speech = checkpoint.require_talker()
         self._voices = load_voices(checkpoint.path / FILE)
-        rules = TimeAlignedRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
+        rules = Qwen25PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._rules = rules.for_talker(checkpoint.config["talker_config"])
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
@@ -48,7 +48,7 @@ class RowsTalker:
             )
         bos = self._voices[voice_of(payload.request, self._checkpoint)].bos
         ids = data["prompt_token_ids"]
-        state = RowsTalkerState(ids, self._checkpoint.tokens.media, bos)
+        state = Qwen25TalkerState(ids, self._checkpoint.tokens.media, bos)
         request = EngineRequest(
             payload.request_id,
             [*[speech.mask] * len(ids), speech.pad, speech.bos],
@@ -76,7 +76,7 @@ class RowsTalker:
 
     def take_text(self, request: EngineRequest, item: StreamItem) -> None:
         """The stage's ``stream_chunk_handler``: adds new tokens of the answer."""
-        text: ThinkerRows = item.data
+        text: Qwen25ThinkerOutput = item.data
         _state_of(request).feed(text["token_ids"], text["rows"])
 
     def end_text(self, request: EngineRequest, from_stage: str | None) -> FinishReason | None:
@@ -103,5 +103,5 @@ class RowsTalker:
         return [token for token in token_ids if token not in self._speech.ends]
 
 
-def _state_of(request: EngineRequest) -> RowsTalkerState:
-    return cast(RowsTalkerState, request.state)
+def _state_of(request: EngineRequest) -> Qwen25TalkerState:
+    return cast(Qwen25TalkerState, request.state)

@@ -9,14 +9,14 @@ from sglang_omni.engines import EngineRequest
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.models.multimodal.payloads import ThinkerInput
 from sglang_omni.models.multimodal.thinker import MediaThinker
-from sglang_omni.models.qwen2_5_omni.payloads import ThinkerRows
+from sglang_omni.models.qwen2_5_omni.payloads import Qwen25ThinkerOutput
 from sglang_omni.models.text_answer import content_tokens
 from sglang_omni.preprocessing.request import answers_in_speech
 from sglang_omni.proto import StagePayload
 
 
-class RowsThinker(MediaThinker):
-    """A ``MediaThinker`` that streams ``ThinkerRows``."""
+class Qwen25Thinker(MediaThinker):
+    """A ``MediaThinker`` that streams ``Qwen25ThinkerOutput``."""
 
     def _state(self, payload: StagePayload, data: ThinkerInput) -> ThinkerState | None:
         state = self._media.state(data, wants_hidden=False)
@@ -27,15 +27,17 @@ class RowsThinker(MediaThinker):
             state.wants_rows = True
         return state
 
-    def _for_talker(self, request: EngineRequest, new_token_ids: list[int]) -> ThinkerRows:
+    def _for_talker(self, request: EngineRequest, new_token_ids: list[int]) -> Qwen25ThinkerOutput:
         state = request.state
         assert isinstance(state, ThinkerState)
         content = content_tokens(request)
         if content is None:
-            return ThinkerRows(token_ids=new_token_ids, rows=self._joined(state.take_rows()))
+            return Qwen25ThinkerOutput(token_ids=new_token_ids, rows=self._joined(state.take_rows()))
         return self._content(request, state, content)
 
-    def _content(self, request: EngineRequest, state: ThinkerState, content: ContentTokens) -> ThinkerRows:
+    def _content(
+        self, request: EngineRequest, state: ThinkerState, content: ContentTokens
+    ) -> Qwen25ThinkerOutput:
         """The next tokens that are content with their own rows, which come a step later than they do. The
         answer's last token has none, and is not spoken."""
         prompt = len(request.prompt_token_ids)
@@ -52,7 +54,7 @@ class RowsThinker(MediaThinker):
             known = known[torch.tensor(is_kept)]
         ids = request.output_token_ids[first:]
         spoken = [token for token, is_content in zip(ids, flags, strict=False) if is_content]
-        return ThinkerRows(token_ids=spoken, rows=known)
+        return Qwen25ThinkerOutput(token_ids=spoken, rows=known)
 
     def _joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
         if not parts:

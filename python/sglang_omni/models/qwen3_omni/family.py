@@ -14,13 +14,13 @@ from sglang_omni.models.qwen3_omni.memory import stage_demand
 from sglang_omni.models.qwen3_omni.positions import PositionRules
 from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
 from sglang_omni.models.qwen3_omni.request import check_params
-from sglang_omni.models.qwen3_omni.talker import Talker
+from sglang_omni.models.qwen3_omni.talker import Qwen3Talker
 from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
 
 
-def _talker(checkpoint: Qwen3OmniCheckpoint) -> Talker:
+def _talker(checkpoint: Qwen3OmniCheckpoint) -> Qwen3Talker:
     rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
-    return Talker(checkpoint, rules.for_talker(checkpoint.config["talker_config"]))
+    return Qwen3Talker(checkpoint, rules.for_talker(checkpoint.config["talker_config"]))
 
 
 def _audio_encoder(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str) -> AudioEncoder:

@@ -12,7 +12,7 @@ from sglang_omni.models.multimodal.payloads import TalkerInput, no_media
 from sglang_omni.models.multimodal.positions import MediaRules
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.talker_prompt import talker_prompt
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.payloads import ThinkerText
 from sglang_omni.models.qwen3_omni.request import speaker_id, talker_sampling
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
@@ -20,7 +20,7 @@ from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 
-class Talker:
+class Qwen3Talker:
     """The callbacks of the stage's ``OmniScheduler``.
 
     Payloads are ``TalkerInput``, streamed items ``ThinkerText``. Streams (frames, groups) int64 codes to the
@@ -50,7 +50,7 @@ class Talker:
         )
         max_new_tokens = sampling.max_new_tokens
         assert max_new_tokens is not None, "the defaults set it"
-        state = TalkerState(prompt, max_new_tokens=max_new_tokens)
+        state = Qwen3TalkerState(prompt, max_new_tokens=max_new_tokens)
         request = EngineRequest(
             payload.request_id,
             prompt.token_ids,
@@ -110,5 +110,5 @@ class Talker:
         return StagePayload(payload.request_id, payload.request, data)
 
 
-def _state_of(request: EngineRequest) -> TalkerState:
-    return cast(TalkerState, request.state)
+def _state_of(request: EngineRequest) -> Qwen3TalkerState:
+    return cast(Qwen3TalkerState, request.state)

@@ -11,7 +11,7 @@ from torch import Tensor
 START_ROWS = 2
 
 
-class RowsTalkerState:
+class Qwen25TalkerState:
     """A talker's sequence: a row for each token of the thinker's prompt, two to begin with, one a code.
 
     A row for a token is the thinker's last hidden state of it plus its embedding; of media there is the

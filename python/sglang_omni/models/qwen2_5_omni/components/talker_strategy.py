@@ -15,10 +15,10 @@ from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
 from sglang_omni.models.qwen2_5_omni.components.shapes import talker_config
-from sglang_omni.models.qwen2_5_omni.components.talker_state import RowsTalkerState
+from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
 
 
-class RowsWeights(NamedTuple):
+class Qwen25TalkerWeights(NamedTuple):
     """The talker's weights, except those of its decoder. E is the thinker's hidden size.
 
     Attributes:
@@ -33,14 +33,14 @@ class RowsWeights(NamedTuple):
     bias: Tensor
 
 
-class RowsTalkerStrategy:
-    """A ``FeedbackStrategy`` over ``RowsTalkerState``s.
+class Qwen25TalkerStrategy:
+    """A ``FeedbackStrategy`` over ``Qwen25TalkerState``s.
 
     Rows are computed from the state at each call, so that prompts in chunks, and requests computed again
     after a preemption, need nothing else.
     """
 
-    def __init__(self, weights: RowsWeights, tokens: SpeechTokens) -> None:
+    def __init__(self, weights: Qwen25TalkerWeights, tokens: SpeechTokens) -> None:
         self._weights = weights
         self._tokens = tokens
         self._device = weights.embed.device
@@ -49,7 +49,7 @@ class RowsTalkerStrategy:
     @classmethod
     def from_checkpoint(
         cls, checkpoint: Qwen25OmniCheckpoint, dtype: torch.dtype, device: str = "cpu"
-    ) -> RowsTalkerStrategy:
+    ) -> Qwen25TalkerStrategy:
         """Loads the talker's weights except its decoder's, and maps the thinker's embeddings from the file.
 
         Args:
@@ -77,7 +77,7 @@ class RowsTalkerStrategy:
         # In the stored dtype: the checkpoint's largest table stays a mapped file, of which few rows are read.
         name = "thinker.model.embed_tokens.weight"
         table = Checkpoint(checkpoint.path, None, name).take(name, (vocab_size, width))
-        return cls(RowsWeights(table, embed, projection, bias), tokens)
+        return cls(Qwen25TalkerWeights(table, embed, projection, bias), tokens)
 
     def prefill_forward(
         self, tp_worker: FeedbackWorker, forward_batch: Any, requests: Sequence[SequenceSpan]
@@ -101,7 +101,7 @@ class RowsTalkerStrategy:
     def _rows(self, spans: Sequence[SequenceSpan]) -> Tensor:
         """Input rows (n, talker's hidden size) of prompts and codes."""
         rows: list[Tensor] = []
-        places: list[tuple[RowsTalkerState, int]] = []
+        places: list[tuple[Qwen25TalkerState, int]] = []
         for span in spans:
             state = _state(span)
             boundary, stop = state.num_prompt_rows, span.start + span.num_tokens
@@ -114,7 +114,7 @@ class RowsTalkerStrategy:
         joined = rows[0] if len(rows) == 1 else torch.cat(rows)
         return linear(joined, self._weights.projection, self._weights.bias)
 
-    def _of_prompt(self, state: RowsTalkerState, start: int, stop: int) -> Tensor:
+    def _of_prompt(self, state: Qwen25TalkerState, start: int, stop: int) -> Tensor:
         length = len(state.prompt_ids)
         parts: list[Tensor] = []
         if start < length:
@@ -132,14 +132,14 @@ class RowsTalkerStrategy:
             parts.append(first + self._embed_codes([self._tokens.bos]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _of_codes(self, places: Sequence[tuple[RowsTalkerState, int]]) -> list[Tensor]:
+    def _of_codes(self, places: Sequence[tuple[Qwen25TalkerState, int]]) -> list[Tensor]:
         """The rows of the codes at ``places``, each with its text; nothing if there are none."""
         if not places:
             return []
         codes = self._embed_codes([state.codes[index] for state, index in places])
         return [codes + torch.stack([self._reply_row(state, index + 1) for state, index in places])]
 
-    def _reply_row(self, state: RowsTalkerState, index: int) -> Tensor:
+    def _reply_row(self, state: Qwen25TalkerState, index: int) -> Tensor:
         beyond = index - state.num_reply
         if beyond >= 0:
             return self._after_text[min(beyond, 1)]
@@ -160,5 +160,5 @@ class RowsTalkerStrategy:
         return embedding(to_device(torch.tensor(codes), self._device), self._weights.embed)
 
 
-def _state(span: SequenceSpan) -> RowsTalkerState:
-    return cast(RowsTalkerState, span.state)
+def _state(span: SequenceSpan) -> Qwen25TalkerState:
+    return cast(Qwen25TalkerState, span.state)

@@ -10,7 +10,7 @@ from torch import Tensor
 from sglang_omni.models.qwen3_omni.components.talker_prompt import TalkerPrompt
 
 
-class TalkerState:
+class Qwen3TalkerState:
     """A talker's sequence: the rows of its prompt, then one row for each frame.
 
     Row ``P + i`` is frame ``i`` and its text: token ``i + 1`` of the answer, after the text's end one end

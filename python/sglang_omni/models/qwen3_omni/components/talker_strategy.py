@@ -16,7 +16,7 @@ from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.code_predictor import FramePredictor, predictor_config
-from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 
 
 class _Projection(NamedTuple):
@@ -51,7 +51,7 @@ class TalkerWeights(NamedTuple):
 
 
 class Qwen3TalkerStrategy:
-    """A ``FeedbackStrategy`` over ``TalkerState``s.
+    """A ``FeedbackStrategy`` over ``Qwen3TalkerState``s.
 
     Rows are computed from the state's text, media and frames at each call, so that prompts in chunks, and
     requests computed again after a preemption, need nothing else.
@@ -197,7 +197,7 @@ class Qwen3TalkerStrategy:
         for index, frame in zip(speaking, self._frames(hidden, given).unbind(), strict=True):
             outbox.put(requests[index], frame)
 
-    def _draws(self, states: Sequence[TalkerState]) -> list[list[float]]:
+    def _draws(self, states: Sequence[Qwen3TalkerState]) -> list[list[float]]:
         """The random numbers of each frame's residual codes; none if all take the likeliest codes."""
         if all(state.generator is None for state in states):
             return [[] for _ in states]
@@ -207,7 +207,7 @@ class Qwen3TalkerStrategy:
             for state in states
         ]
 
-    def _prompt_rows(self, state: TalkerState, start: int, stop: int) -> Tensor:
+    def _prompt_rows(self, state: Qwen3TalkerState, start: int, stop: int) -> Tensor:
         prompt = state.prompt
         ids = prompt.row_ids[start:stop].clone()
         if stop == prompt.num_rows:
@@ -228,13 +228,13 @@ class Qwen3TalkerStrategy:
             rows[first - start :] += embedding(codec_ids, self._weights.embed)
         return rows
 
-    def _frame_rows(self, places: Sequence[tuple[TalkerState, int]]) -> Tensor:
+    def _frame_rows(self, places: Sequence[tuple[Qwen3TalkerState, int]]) -> Tensor:
         """Input rows (len(places), hidden size) of the frames at ``places``, each with its text."""
         codes = torch.stack([state.frames[index] for state, index in places])
         rows = embedding(codes + self._offsets, self._weights.embed).sum(dim=1)
         return rows + torch.stack([self._text_row(state, index + 1) for state, index in places])
 
-    def _text_row(self, state: TalkerState, index: int) -> Tensor:
+    def _text_row(self, state: Qwen3TalkerState, index: int) -> Tensor:
         beyond = index - state.num_text
         if beyond >= 0:
             return self._after_text[min(beyond, 1)]
@@ -251,8 +251,8 @@ class Qwen3TalkerStrategy:
         return projection(rows.to(projection.fc1.dtype))
 
 
-def _state(span: SequenceSpan) -> TalkerState:
-    return cast(TalkerState, span.state)
+def _state(span: SequenceSpan) -> Qwen3TalkerState:
+    return cast(Qwen3TalkerState, span.state)
 
 
 def _load_projection(reader: Checkpoint, prefix: str, inputs: int, inner: int, outputs: int) -> _Projection:
