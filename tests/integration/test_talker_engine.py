@@ -23,7 +23,6 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpo
 from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder
 from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
-from sglang_omni.models.qwen3_omni.positions import PositionRules
 from sglang_omni.models.qwen3_omni.talker import Qwen3Talker
 
 CONVERSATIONS = [
@@ -131,8 +130,7 @@ def test_alone_and_together(talker: Talker, chunk: int) -> None:
 def test_nothing_is_left_of_a_warm_up(talker: Talker) -> None:
     engine = talker.engine()
     before = engine.stats()
-    rules = PositionRules.from_config(talker.checkpoint.thinker_config, talker.checkpoint.tokens)
-    stage = Qwen3Talker(talker.checkpoint, rules)
+    stage = Qwen3Talker(talker.checkpoint)
     (request,) = stage.warm_up_requests()
     warm_up(engine, [request])
     assert request.output_token_ids

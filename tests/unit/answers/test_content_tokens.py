@@ -108,7 +108,7 @@ class Spoken:
         for message in self._steps(Qwen25Thinker, tokens, thinker_state, *answer):
             state.feed(message["token_ids"], message["rows"])
         state.end_text()
-        ids, rows = state.reply(0, state.num_reply)
+        ids, rows = state.reply(0, state.num_text)
         assert state.prompt_rows is not None
         assert state.prompt_rows.flatten().tolist() == [7, 8, 9]
         assert [int(row) for row in rows] == ids, "each token with its own row"

@@ -167,13 +167,13 @@ def test_a_code_waits_for_its_token() -> None:
     state.feed([5], rows[:3])
     assert not state.is_ready(5)
     state.feed([6], rows[3:4])
-    assert (state.num_reply, state.is_ready(5), state.is_ready(6)) == (1, True, False)
+    assert (state.num_text, state.is_ready(5), state.is_ready(6)) == (1, True, False)
     state.feed([7], rows[4:5])
     assert state.is_ready(6)
     assert not state.is_ready(7)
     state.end_text()
     assert state.is_ready(100)
-    tokens, hidden = state.reply(0, state.num_reply)
+    tokens, hidden = state.reply(0, state.num_text)
     assert tokens == [5, 6]
     assert torch.equal(torch.stack(hidden), rows[3:5])
     assert state.is_text.tolist() == [True, False, True]

@@ -27,11 +27,11 @@ class MediaTokens:
 
 
 Tokens = TypeVar("Tokens", bound=MediaTokens)
-Talker = TypeVar("Talker")
+Speech = TypeVar("Speech")
 
 
 @dataclass(frozen=True)
-class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
+class MediaCheckpoint(ABC, Generic[Tokens, Speech]):
     """A checkpoint's directory, and what ``config.json`` and ``generation_config.json`` there say.
 
     Attributes:
@@ -53,7 +53,7 @@ class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
     tokens: Tokens
-    talker: Talker | None
+    talker: Speech | None
 
     @classmethod
     def from_dir(cls, model_path: str | Path) -> Self:
@@ -92,7 +92,7 @@ class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
 
     @classmethod
     @abstractmethod
-    def _talker_of(cls, config: Mapping[str, Any], path: Path) -> Talker:
+    def _talker_of(cls, config: Mapping[str, Any], path: Path) -> Speech:
         """The talker's settings, from the whole ``config.json``, which is at ``path``.
 
         Raises:
@@ -126,7 +126,7 @@ class MediaCheckpoint(ABC, Generic[Tokens, Talker]):
         thinker = self.thinker_config
         return end_tokens(self.generation, self.config, thinker, thinker["text_config"])
 
-    def require_talker(self) -> Talker:
+    def require_talker(self) -> Speech:
         """
         Raises:
             ValueError: The checkpoint has no talker.

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from sglang_omni.config.plan.memory import MemoryDemand
     from sglang_omni.engines.encoder import Encoder
     from sglang_omni.engines.options import DecoderSpec, EngineOptions
+    from sglang_omni.model_runner.feedback import FeedbackStrategy
     from sglang_omni.models.multimodal.preprocess import MediaPreprocessor
+    from sglang_omni.models.multimodal.talker import Talker
     from sglang_omni.models.multimodal.thinker import MediaThinker
 
 
@@ -47,9 +49,9 @@ class OmniFamily:
     stage_demand: Callable[..., MemoryDemand | None]
     thinker_decoder: Callable[..., DecoderSpec]
     thinker: type[MediaThinker]
-    talker_strategy: Callable[[Any, torch.dtype, str], Any]
-    talker_decoder: Callable[[Any, Any], DecoderSpec]
-    talker: Callable[[Any], Any]
+    talker_strategy: Callable[[Any, torch.dtype, str], FeedbackStrategy]
+    talker_decoder: Callable[[Any, FeedbackStrategy], DecoderSpec]
+    talker: Callable[[Any], Talker[Any]]
     vision_encoder: Callable[[Any, torch.dtype, str], Encoder]
     audio_encoder: Callable[[Any, torch.dtype, str], Encoder]
     patch_size: int

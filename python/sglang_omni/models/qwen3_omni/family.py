@@ -11,16 +11,10 @@ from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder, th
 from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
 from sglang_omni.models.qwen3_omni.components.vision import VisionEncoder
 from sglang_omni.models.qwen3_omni.memory import stage_demand
-from sglang_omni.models.qwen3_omni.positions import PositionRules
 from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
 from sglang_omni.models.qwen3_omni.request import check_params
 from sglang_omni.models.qwen3_omni.talker import Qwen3Talker
 from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
-
-
-def _talker(checkpoint: Qwen3OmniCheckpoint) -> Qwen3Talker:
-    rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
-    return Qwen3Talker(checkpoint, rules.for_talker(checkpoint.config["talker_config"]))
 
 
 def _audio_encoder(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str) -> AudioEncoder:
@@ -37,7 +31,7 @@ FAMILY = OmniFamily(
     thinker=Qwen3OmniThinker,
     talker_strategy=Qwen3TalkerStrategy.from_checkpoint,
     talker_decoder=talker_decoder,
-    talker=_talker,
+    talker=Qwen3Talker,
     vision_encoder=lambda checkpoint, dtype, device: VisionEncoder(
         checkpoint.path, checkpoint.thinker_config["vision_config"], dtype, device
     ),

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sglang_omni.models.multimodal.talker_state import TalkerState
+
 # Rows of the talker's prompt behind the thinker's: the voice's beginning, and the answer's first token.
 START_ROWS = 2
 
 
-class Qwen25TalkerState:
-    """A talker's sequence: a row for each token of the thinker's prompt, two to begin with, one a code.
+class Qwen25TalkerState(TalkerState):
+    """A ``TalkerState`` with a row for each token of the thinker's prompt, two to begin with, one a code.
 
     A row for a token is the thinker's last hidden state of it plus its embedding; of media there is the
-    hidden state alone. The answer's last token is never spoken, so a token counts only once the next one has
-    come. Row ``P + i`` is code ``i`` and token ``i + 1`` of the answer, after the text's end one end marker,
-    then padding.
+    hidden state alone.
 
     Args:
         prompt_token_ids: The thinker's T tokens.
@@ -28,18 +28,16 @@ class Qwen25TalkerState:
         codes: All codes so far; the engine's list of a request's tokens.
         prompt_rows: (T, thinker hidden size), the thinker's hidden states of its prompt; None until they
             have come.
-        reply_rows: (thinker hidden size,) each, the rows of the answer's tokens used so far.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int], media: frozenset[int], voice_bos: int) -> None:
+        super().__init__()
         ids = torch.tensor(list(prompt_token_ids))
         self.prompt_ids = ids
         self.is_text = torch.isin(ids, torch.tensor(sorted(media)), invert=True)
         self.voice_bos = voice_bos
         self.codes: Sequence[int] = ()
         self.prompt_rows: Tensor | None = None
-        self.reply_rows: list[Tensor] = []
-        self.text_ended = False
         self._hidden: list[Tensor] = []
         self._token_ids: list[int] = []
 
@@ -48,14 +46,8 @@ class Qwen25TalkerState:
         return len(self.prompt_ids) + START_ROWS
 
     @property
-    def num_reply(self) -> int:
-        """The number of the answer's tokens that are known to be spoken."""
+    def num_text(self) -> int:
         return len(self._hidden)
-
-    @property
-    def is_silent(self) -> bool:
-        """True if the answer is complete and its only token is its end, so that nothing is spoken."""
-        return self.text_ended and self.num_reply == 0
 
     def feed(self, token_ids: Sequence[int], rows: Tensor) -> None:
         """Adds the next tokens of the answer, and the hidden states (n, H) of those before them."""
@@ -65,15 +57,6 @@ class Qwen25TalkerState:
             self.prompt_rows, rows = rows[:length], rows[length:]
         self._hidden += rows.unbind()
 
-    def end_text(self) -> None:
-        """The thinker's answer is complete."""
-        self.text_ended = True
-
     def reply(self, start: int, stop: int) -> tuple[list[int], list[Tensor]]:
         """Tokens of the answer, and their hidden states."""
         return self._token_ids[start:stop], self._hidden[start:stop]
-
-    def is_ready(self, num_tokens: int) -> bool:
-        if self.num_reply == 0:
-            return False
-        return self.text_ended or num_tokens - self.num_prompt_rows + 1 <= self.num_reply

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from sglang_omni.model_runner.code_predictor import CodePredictor
-from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackSink, FeedbackWorker
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackSink
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
+from sglang_omni.models.multimodal.talker_strategy import TalkerStrategy, thinker_embeddings
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.code_predictor import FramePredictor, predictor_config
 from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
@@ -50,11 +51,8 @@ class TalkerWeights(NamedTuple):
     predictor: CodePredictor
 
 
-class Qwen3TalkerStrategy:
-    """A ``FeedbackStrategy`` over ``Qwen3TalkerState``s.
-
-    Rows are computed from the state's text, media and frames at each call, so that prompts in chunks, and
-    requests computed again after a preemption, need nothing else.
+class Qwen3TalkerStrategy(TalkerStrategy[Qwen3TalkerState]):
+    """A ``TalkerStrategy`` that makes a frame of each code that the talker chooses.
 
     Args:
         offsets: (G,) int64, the first row of each group in ``weights.embed``.
@@ -115,14 +113,8 @@ class Qwen3TalkerStrategy:
             part = Checkpoint(checkpoint.path, dtype, prefix, device=device)
             return _load_projection(part, prefix, thinker_hidden, int(text["intermediate_size"]), hidden)
 
-        vocab_size = int(checkpoint.thinker_config["text_config"]["vocab_size"])
-        # In the stored dtype: the checkpoint's largest table stays a mapped file, of which few rows are read.
-        embed_tokens = "thinker.model.embed_tokens.weight"
-        table = Checkpoint(checkpoint.path, None, embed_tokens).take(
-            embed_tokens, (vocab_size, thinker_hidden)
-        )
         weights = TalkerWeights(
-            thinker_embed=table,
+            thinker_embed=thinker_embeddings(checkpoint, thinker_hidden),
             text_projection=projection("talker.text_projection."),
             hidden_projection=projection("talker.hidden_projection."),
             embed=embed,
@@ -139,33 +131,6 @@ class Qwen3TalkerStrategy:
         Called before the first request. If they cannot be recorded, a warning says why, and all goes on.
         """
         self._frames.record_graphs(max_running_requests, cuda_graph=cuda_graph)
-
-    def prefill_forward(
-        self, tp_worker: FeedbackWorker, forward_batch: Any, requests: Sequence[SequenceSpan]
-    ) -> None:
-        tp_worker.model.feedback.input_rows.append(self._rows(requests))
-
-    def write_buffers(
-        self, model: FeedbackModel, schedule_batch: FeedbackBatch, requests: Sequence[SequenceSpan]
-    ) -> None:
-        places = [(_state(span), span.start - _state(span).num_prompt_rows) for span in requests]
-        if any(index < 0 for _, index in places):
-            model.feedback.input_rows.append(self._rows(requests))
-        else:
-            model.feedback.input_rows.append(self._frame_rows(places))
-
-    def _rows(self, spans: Sequence[SequenceSpan]) -> Tensor:
-        """Input rows of spans that may have rows of prompts."""
-        rows: list[Tensor] = []
-        for span in spans:
-            state = _state(span)
-            boundary, stop = state.num_prompt_rows, span.start + span.num_tokens
-            if span.start < boundary:
-                rows.append(self._prompt_rows(state, span.start, min(stop, boundary)))
-            if stop > boundary:
-                first = max(span.start - boundary, 0)
-                rows.append(self._frame_rows([(state, i) for i in range(first, stop - boundary)]))
-        return torch.cat(rows)
 
     def extract_output(
         self,
@@ -215,35 +180,25 @@ class Qwen3TalkerStrategy:
         rows = self._project_text(ids)
         inside = (prompt.media_rows >= start) & (prompt.media_rows < stop)
         if state.media_hidden is not None and bool(inside.any()):
-            heard = state.media_hidden
-            heard = heard.index_select(0, to_device(prompt.media_index[inside], heard.device))
-            heard = to_device(heard, rows.device).to(rows.dtype)
+            hidden = state.media_hidden
+            hidden = hidden.index_select(0, to_device(prompt.media_index[inside], hidden.device))
+            hidden = to_device(hidden, rows.device).to(rows.dtype)
             places = to_device(prompt.media_rows[inside] - start, rows.device)
-            rows.index_copy_(0, places, self._weights.hidden_projection(heard))
+            rows.index_copy_(0, places, self._weights.hidden_projection(hidden))
         # The last rows also carry the talker's instructions and its speaker.
-        told = prompt.num_rows - len(prompt.codec_ids)
-        first = max(start, told)
+        begin = prompt.num_rows - len(prompt.codec_ids)
+        first = max(start, begin)
         if first < stop:
-            codec_ids = to_device(prompt.codec_ids[first - told : stop - told], rows.device)
+            codec_ids = to_device(prompt.codec_ids[first - begin : stop - begin], rows.device)
             rows[first - start :] += embedding(codec_ids, self._weights.embed)
         return rows
 
-    def _frame_rows(self, places: Sequence[tuple[Qwen3TalkerState, int]]) -> Tensor:
-        """Input rows (len(places), hidden size) of the frames at ``places``, each with its text."""
+    def _step_rows(self, places: Sequence[tuple[Qwen3TalkerState, int]]) -> Tensor:
         codes = torch.stack([state.frames[index] for state, index in places])
-        rows = embedding(codes + self._offsets, self._weights.embed).sum(dim=1)
-        return rows + torch.stack([self._text_row(state, index + 1) for state, index in places])
+        return embedding(codes + self._offsets, self._weights.embed).sum(dim=1)
 
-    def _text_row(self, state: Qwen3TalkerState, index: int) -> Tensor:
-        beyond = index - state.num_text
-        if beyond >= 0:
-            return self._after_text[min(beyond, 1)]
-        known = len(state.text_rows)
-        if index >= known:
-            # Project all new text at once: it is usually ahead of speech.
-            ids = torch.tensor(state.text(known, state.num_text))
-            state.text_rows += self._project_text(ids).unbind()
-        return state.text_rows[index]
+    def _new_text_rows(self, state: Qwen3TalkerState, start: int, stop: int) -> Tensor:
+        return self._project_text(torch.tensor(state.text(start, stop)))
 
     def _project_text(self, ids: Tensor) -> Tensor:
         projection = self._weights.text_projection
