@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from sglang_steps import sglang_on_the_fake_gpu
+from tiny_checkpoints import TinyCheckpoint
 
 from sglang_omni.model_runner.attention import avoid_cudnn
 
@@ -16,3 +18,10 @@ def process_of_a_stage() -> Iterator[None]:
     avoid_cudnn()
     yield
     torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
+@pytest.fixture(scope="module")
+def sglang(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> Iterator[None]:
+    """SGLang's settings, and stand-ins for its kernels."""
+    with sglang_on_the_fake_gpu(tiny_checkpoint("llama").path):
+        yield

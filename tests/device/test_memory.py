@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_cuda import Peak, Step
-from test_omni_engine import DENSE, EXPERTS, engine_on
+from omni_steps import DENSE, EXPERTS, engine_on
 
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.config import DecoderConfig
