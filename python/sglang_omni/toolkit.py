@@ -2,11 +2,14 @@
 
 It looks for the toolkit in CUDA_HOME, then in CUDA_PATH, then where ``nvcc`` is on the PATH, then in
 /usr/local/cuda, and links kernels to the toolkit's ``lib64/libcudart.so``. NVIDIA's wheels hold all of it, in
-another place and layout, so links to their files are laid out as a toolkit.
+another place and layout, so links to their files are laid out as a toolkit. FlashInfer links its kernels to
+the driver too, by ``lib64/stubs/libcuda.so``, which no wheel holds: it is a link to this machine's driver.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -44,7 +47,9 @@ def provide() -> None:
         raise ImportError(f"SGLang cannot compile its kernels for a GPU: {parts}", name="sglang")
     os.environ["PATH"] = _path()
     if _found() is None and (wheels := _wheels()) is not None:
-        os.environ["CUDA_HOME"] = str(_linked(wheels))
+        home = _linked(wheels)
+        _link_driver(home)
+        os.environ["CUDA_HOME"] = str(home)
 
 
 def lacks() -> list[Lack]:
@@ -140,6 +145,26 @@ def _linked(wheels: Path) -> Path:
         if not home.is_dir():
             raise
     return home
+
+
+def _link_driver(home: Path) -> None:
+    """Has the linker find the driver, of which a machine may have ``libcuda.so.1`` alone."""
+    driver, link = _driver(), home / "lib64/stubs/libcuda.so"
+    if driver is None or os.path.realpath(link) == os.path.realpath(driver):
+        return
+    link.parent.mkdir(exist_ok=True)
+    made = link.with_name(f".{os.getpid()}")
+    made.symlink_to(driver)
+    made.replace(link)
+
+
+def _driver() -> str | None:
+    """The file that this process loads as CUDA's driver; None without one."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1")
+    mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
+    files = (file[0] for file in mapped if file)
+    return next((file for file in files if os.path.basename(file).startswith("libcuda.so")), None)
 
 
 def _links_folder() -> Path:

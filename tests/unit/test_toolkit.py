@@ -85,6 +85,21 @@ def test_wheels_become_a_toolkit(machine: Machine) -> None:
     assert os.environ["PATH"].count(str(machine.own)) == 1
 
 
+@pytest.mark.usefixtures("fake_machine")
+def test_the_driver_can_be_linked_to_by_the_name_that_linkers_ask_for(
+    machine: Machine, fake_driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolkit.provide()
+    link = Path(os.environ.pop("CUDA_HOME")) / "lib64/stubs/libcuda.so"
+    assert link.resolve() == fake_driver
+    # Another one was installed since.
+    newer = machine.folder / "libcuda.so.1"
+    monkeypatch.setattr(toolkit, "_driver", lambda: str(newer))
+    toolkit.provide()
+    assert link.readlink() == newer
+    assert list(link.parent.iterdir()) == [link]
+
+
 def test_processes_that_start_together_share_one(machine: Machine) -> None:
     barrier = threading.Barrier(8)
     homes: list[Path] = []
