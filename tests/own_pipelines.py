@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from program_lines import Lines
+from served_process import served_process
 
 ROOT = Path(__file__).parents[1]
 SGL_OMNI = str(Path(sys.executable).with_name("sgl-omni"))
@@ -26,23 +27,10 @@ def environment(*import_from: Path) -> dict[str, str]:
 @contextmanager
 def served(folder: Path, *arguments: str, import_from: tuple[Path, ...] = ()) -> Iterator[str]:
     """``sgl-omni serve ARGUMENTS`` in a folder. Yields its URL."""
-    server = Lines(
-        subprocess.Popen(
-            [SGL_OMNI, "serve", *arguments, "--port", "0", "--parent-pid", str(os.getpid())],
-            cwd=folder,
-            env=environment(*import_from),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    )
-    try:
-        # Of a fleet, its router's URL and not a replica's.
-        serves = server.until(lambda line: "served on " in line and "[replica-" not in line)
-        yield serves.split()[-1]
-    finally:
-        server.process.terminate()
-        server.process.wait(60)
+    with tempfile.TemporaryDirectory() as logs:
+        start = {"program": (SGL_OMNI, "serve"), "cwd": folder, "env": environment(*import_from)}
+        with served_process(Path(logs) / "log", *arguments, **start) as server:
+            yield server.base_url
 
 
 class ShownPage:

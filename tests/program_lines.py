@@ -7,8 +7,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-# Bounds a wait for what must happen; what is tested is that it happens.
-_PATIENCE_S = 240.0
+from waiting import PATIENCE
 
 
 class Lines:
@@ -22,7 +21,7 @@ class Lines:
 
     def until(self, condition: Callable[[str], bool]) -> str:
         """The next line for which it holds. Fails where the program ends or says nothing for four minutes."""
-        while (line := self._lines.get(timeout=_PATIENCE_S)) is not None:
+        while (line := self._lines.get(timeout=PATIENCE)) is not None:
             if condition(line):
                 return line
         raise AssertionError(f"it ended before that with {self.process.wait()}:\n{''.join(self.seen)}")

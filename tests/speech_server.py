@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import soundfile
 import uvicorn
+from waiting import PATIENCE
 
 from sglang_omni.client import Client
 from sglang_omni.config import PipelineConfig, PipelineRunner, compile_pipeline
@@ -20,7 +21,6 @@ from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.serve import create_app
 from sglang_omni.serve.state import Capabilities
 
-PATIENCE = 120
 # PCM has 16 bits; the streams' own rounding is far below.
 CLOSE = 1.01 / 32767
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Any
 
-_PATIENCE_S = 180
+# Bounds every wait for what must happen; what is tested is that it happens.
+PATIENCE = 240.0
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return once ``condition`` holds. Raises TimeoutError after three minutes."""
-    async with asyncio.timeout(_PATIENCE_S):
+    """Return once ``condition`` holds. Raises TimeoutError after four minutes."""
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+def wait_until(holds: Callable[[], Any], otherwise: str | Callable[[], str]) -> None:
+    """Raises AssertionError with ``otherwise`` where it does not hold within four minutes."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > deadline:
+            raise AssertionError(otherwise() if callable(otherwise) else otherwise)
+        time.sleep(0.02)

@@ -16,11 +16,10 @@ import httpx
 import numpy as np
 from aiortc import MediaStreamTrack, RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import MediaStreamError
-from waiting import until
+from waiting import PATIENCE, until
 
 RATE = 48_000
 FRAME = RATE // 50
-PATIENCE = 120.0
 # Opus makes silence of silence, but for some noise.
 LOUD = 500
 

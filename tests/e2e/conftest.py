@@ -7,18 +7,20 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fleet import RUN_KEY, Fleet
+from fleet import RUN_KEY
+from served_process import ServedProcess
 
 _FOLDER = Path(__file__).parent
-_fleets: list[Fleet] = []
+_fleets: list[ServedProcess] = []
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    running = Fleet.launch(
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
+    running = ServedProcess(
         tmp_path_factory.mktemp("fleet") / "server.log", "--dp-size", "2", "--router-worker-api-key", RUN_KEY
     )
     _fleets.append(running)
+    assert running.base_url
     yield running
     _stop()
 
@@ -35,7 +37,7 @@ def _stop() -> None:
 
 
 @pytest.fixture(scope="session")
-def api(fleet: Fleet) -> Iterator[httpx.Client]:
+def api(fleet: ServedProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=fleet.base_url, timeout=120) as client:
         yield client
 

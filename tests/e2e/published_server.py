@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,8 +10,8 @@ from typing import Any
 
 import openai
 from fake_hub import SHA, FakeHub, fake_hub
-from fleet import Fleet
 from published_repositories import decoys_of
+from served_process import ServedProcess, served_process
 
 # Flags for a process of all of a multimodal model's stages, which starts in a third of the time and imports
 # SGLang once.
@@ -21,7 +22,7 @@ ONE_PROCESS = [flag for stage in _STAGES for flag in ("--stage", f"{stage}.proce
 @contextmanager
 def serving(
     folder: Path, model_id: str, repository: Path, *flags: str, beside: Mapping[str, Path] | None = None
-) -> Iterator[tuple[Fleet, FakeHub]]:
+) -> Iterator[tuple[ServedProcess, FakeHub]]:
     """A server that was given nothing but the model's id, and ``flags``; the hub has ``repository``.
 
     Args:
@@ -31,13 +32,11 @@ def serving(
     with fake_hub(repositories) as hub:
         home = folder / "hub"
         env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-        server = Fleet.launch(folder / "server.log", "--model-path", model_id, *flags, env=env)
-        try:
+        log = folder / "server.log"
+        with served_process(log, "--model-path", model_id, *flags, env=os.environ | env) as server:
             for name, path in repositories.items():
                 check_fetched(hub, name, path)
             yield server, hub
-        finally:
-            server.stop()
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def served(
         yield client_of(server)
 
 
-def client_of(server: Fleet) -> openai.OpenAI:
+def client_of(server: ServedProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=240)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 240
+from waiting import PATIENCE
 
 
 def run(talk: Callable[[str, str, list[Path]], Awaitable[Any]]) -> None:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import Self
 
-# Bounds a wait for what must be shown.
-PATIENCE = 120.0
+from waiting import PATIENCE
+
 _BETWEEN_PRESSES = 2.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 

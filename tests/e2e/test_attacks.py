@@ -8,7 +8,7 @@ import uuid
 
 import httpx
 import pytest
-from fleet import Fleet
+from served_process import ServedProcess
 
 # Once these took from 17 seconds to minutes; a busy machine takes a second or two.
 AT_ONCE_S = 15.0
@@ -54,7 +54,7 @@ ATTACKS: dict[str, tuple[str, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_costs_a_good_client_nothing(attack: str, fleet: Fleet) -> None:
+def test_costs_a_good_client_nothing(attack: str, fleet: ServedProcess) -> None:
     path, request = ATTACKS[attack]
     over = threading.Event()
     statuses: list[int] = []

@@ -13,8 +13,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fleet import RUN_KEY, Fleet, events, wait_until
+from fleet import RUN_KEY, events
+from served_process import ServedProcess, served_process
 from tiny_checkpoints import TinyCheckpoint, with_tokenizer
+from waiting import wait_until
 
 DEADLINE = 60
 QUESTION = "What is the capital of France?"
@@ -22,19 +24,16 @@ KEY = "sk-known-to-the-cascade-alone"
 
 
 @pytest.fixture(scope="module")
-def cascade(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def cascade(fleet: ServedProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
     url = f"{fleet.base_url}/v1"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(os.environ, "OPENAI_API_KEY", KEY)
-        server = Fleet.launch(
-            tmp_path_factory.mktemp("cascade") / "log", "--asr", url, "--llm", url, "--tts", url
-        )
-    yield server
-    server.stop()
+    log = tmp_path_factory.mktemp("cascade") / "log"
+    env = os.environ | {"OPENAI_API_KEY": KEY}
+    with served_process(log, "--asr", url, "--llm", url, "--tts", url, env=env) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def composed(cascade: Fleet) -> Iterator[httpx.Client]:
+def composed(cascade: ServedProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=cascade.base_url, timeout=120) as client:
         yield client
 
@@ -118,7 +117,9 @@ def test_what_the_language_model_refuses_is_told_in_its_words(composed: httpx.Cl
     assert answer.json()["error"]["param"] == "max_tokens"
 
 
-def test_a_caller_who_leaves_ends_the_request_at_the_part(fleet: Fleet, composed: httpx.Client) -> None:
+def test_a_caller_who_leaves_ends_the_request_at_the_part(
+    fleet: ServedProcess, composed: httpx.Client
+) -> None:
     workers = httpx.get(f"{fleet.base_url}/workers", timeout=DEADLINE).json()["workers"]
 
     def count(state: str) -> int:
@@ -130,17 +131,17 @@ def test_a_caller_who_leaves_ends_the_request_at_the_part(fleet: Fleet, composed
     body = {"messages": [{"role": "user", "content": "Tell a long story."}], "max_tokens": 4000}
     with composed.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
         next(line for line in answer.iter_lines() if '"content"' in line)
-    wait_until(lambda: count("aborted") == aborted + 1, DEADLINE, "the answer goes on at the part")
+    wait_until(lambda: count("aborted") == aborted + 1, "the answer goes on at the part")
 
 
-def test_the_key_is_told_to_the_servers_alone(cascade: Fleet, composed: httpx.Client) -> None:
+def test_the_key_is_told_to_the_servers_alone(cascade: ServedProcess, composed: httpx.Client) -> None:
     told = [composed.get(path).text for path in ("/get_server_info", "/v1/models", "/metrics")]
     assert "/v1" in told[0]  # the parts' URLs
-    assert KEY not in "".join([*told, cascade.log.read_text()])
+    assert KEY not in "".join([*told, cascade.text])
 
 
 def test_a_language_model_of_this_machine_between_parts_elsewhere(
-    fleet: Fleet,
+    fleet: ServedProcess,
     tiny_checkpoint: Callable[..., TinyCheckpoint],
     tmp_path: Path,
     question: dict[str, Any],
@@ -148,15 +149,14 @@ def test_a_language_model_of_this_machine_between_parts_elsewhere(
     checkpoint = tiny_checkpoint("llama")
     path = with_tokenizer(checkpoint, tmp_path / "llama", do_sample=False)
     flags = ("--llm", str(path), "--asr", fleet.base_url, "--tts", fleet.base_url, "--tts-voice", "nova")
-    server = Fleet.launch(tmp_path / "log", *flags)
-    try:
-        with httpx.Client(base_url=server.base_url, timeout=120) as api:
-            chat = {"messages": [{"role": "user", "content": "t5 t7"}], "max_tokens": 6}
-            expected = " ".join(f"t{token}" for token in checkpoint.greedy([1, 5, 7, 2], 6))
-            assert _asked(api, chat)["choices"][0]["message"]["content"] == expected
-            heard = _asked(api, {**question, "max_tokens": 6})
-            assert heard["heard"] == QUESTION
-            assert heard["choices"][0]["message"]["audio"]["data"]
-            assert api.post("/v1/completions", json={"prompt": "t5", "max_tokens": 2}).status_code == 200
-    finally:
-        server.stop()
+    with (
+        served_process(tmp_path / "log", *flags) as server,
+        httpx.Client(base_url=server.base_url, timeout=120) as api,
+    ):
+        chat = {"messages": [{"role": "user", "content": "t5 t7"}], "max_tokens": 6}
+        expected = " ".join(f"t{token}" for token in checkpoint.greedy([1, 5, 7, 2], 6))
+        assert _asked(api, chat)["choices"][0]["message"]["content"] == expected
+        heard = _asked(api, {**question, "max_tokens": 6})
+        assert heard["heard"] == QUESTION
+        assert heard["choices"][0]["message"]["audio"]["data"]
+        assert api.post("/v1/completions", json={"prompt": "t5", "max_tokens": 2}).status_code == 200

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from clients import clients_python
-from fleet import Fleet
+from served_process import ServedProcess
 
 pytestmark = pytest.mark.long
 FOLDER = Path(__file__).parent
@@ -27,7 +27,7 @@ CHATS = {"clients": ("langchain",), "text-clients": ("litellm", "instructor", "l
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
-def told_by(script: str, fleet: Fleet, *args: str | Path, environment: str = "clients") -> Any:
+def told_by(script: str, fleet: ServedProcess, *args: str | Path, environment: str = "clients") -> Any:
     """What a script prints about the fleet."""
     command = [clients_python(environment), FOLDER / script, "--base-url", f"{fleet.base_url}/v1"]
     run = subprocess.run(
@@ -50,7 +50,7 @@ def wavs(say: Callable[[str], bytes], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="module")
-def scripts(fleet: Fleet, wavs: list[Path]) -> Iterator[dict[str, Future[Any]]]:
+def scripts(fleet: ServedProcess, wavs: list[Path]) -> Iterator[dict[str, Future[Any]]]:
     """What the scripts print, all of which run at once: most of their time, they wait for sound to end."""
     with ThreadPoolExecutor() as pool:
         yield {

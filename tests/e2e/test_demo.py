@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from fleet import START_DEADLINE, STOP_DEADLINE, wait_until
 from processes import hear_hangups
+from waiting import PATIENCE, wait_until
 
 QUESTION = "What is the capital of France?"
 
@@ -47,7 +47,7 @@ def test_demo_asks_answers_and_leaves_nothing(short_path: Path) -> None:
             assert file.getnframes() > 12_000
 
     # A process that was killed may still be giving its memory back.
-    wait_until(lambda: not _marked(mark), STOP_DEADLINE, f"left: {_marked(mark)}")
+    wait_until(lambda: not _marked(mark), f"left: {_marked(mark)}")
     assert [path for private in (run_dir, temp) for path in private.rglob("*")] == []
 
 
@@ -71,14 +71,14 @@ def test_a_demo_that_is_told_to_end_leaves_nothing(number: signal.Signals, short
         preexec_fn=as_a_shell,
     )
     try:
-        wait_until(lambda: any(temp.glob("sglang-omni-demo-*/log")), START_DEADLINE, "no server was started")
+        wait_until(lambda: any(temp.glob("sglang-omni-demo-*/log")), "no server was started")
         demo.send_signal(number)
-        output, _ = demo.communicate(timeout=STOP_DEADLINE)
+        output, _ = demo.communicate(timeout=PATIENCE)
     finally:
         demo.kill()
     assert demo.returncode == 0, output.decode()
     assert b"Traceback" not in output
-    wait_until(lambda: not _marked(mark), STOP_DEADLINE, f"left: {_marked(mark)}")
+    wait_until(lambda: not _marked(mark), f"left: {_marked(mark)}")
     assert [path for private in (run_dir, temp) for path in private.rglob("*")] == []
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet import Fleet
+from served_process import ServedProcess
 
 from sglang_omni.client import Client, GenerateRequest, Sound, SyncClient
 from sglang_omni.client.realtime import RealtimeSession
@@ -34,7 +34,7 @@ WRITTEN = {2: ["answer.mp3", "answer.wav"], 3: ["hello.flac"], 4: ["paris.wav"],
 
 
 @pytest.fixture(scope="module")
-def spoken(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spoken(fleet: ServedProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the microphone hears: the question, and silence."""
     path = tmp_path_factory.mktemp("spoken") / "question.wav"
     with SyncClient(fleet.base_url) as client:
@@ -60,7 +60,7 @@ def run(folder: Path, env: dict[str, str], *command: str) -> str:
 
 
 @pytest.mark.parametrize("index", range(len(PRINTED)))
-def test_the_page_runs(index: int, fleet: Fleet, env: dict[str, str], tmp_path: Path) -> None:
+def test_the_page_runs(index: int, fleet: ServedProcess, env: dict[str, str], tmp_path: Path) -> None:
     assert len(BLOCKS) == len(PRINTED)
     code = BLOCKS[index].replace("http://127.0.0.1:8000", fleet.base_url)
     assert fleet.base_url in code
@@ -70,7 +70,7 @@ def test_the_page_runs(index: int, fleet: Fleet, env: dict[str, str], tmp_path: 
         assert Sound.load(tmp_path / name).seconds > 0.5
 
 
-def test_what_the_page_plays(fleet: Fleet, env: dict[str, str], tmp_path: Path) -> None:
+def test_what_the_page_plays(fleet: ServedProcess, env: dict[str, str], tmp_path: Path) -> None:
     run(tmp_path, env, "-c", BLOCKS[5].replace("http://127.0.0.1:8000", fleet.base_url))
     assert (tmp_path / "played.pcm").stat().st_size > 2 * 24_000
 
@@ -83,19 +83,19 @@ def test_the_tables_list_what_there_is() -> None:
         assert listed == methods - {"observe", "require_answers"}
 
 
-def test_a_streamed_answer(fleet: Fleet, env: dict[str, str], tmp_path: Path) -> None:
+def test_a_streamed_answer(fleet: ServedProcess, env: dict[str, str], tmp_path: Path) -> None:
     printed = run(tmp_path, env, str(ROOT / "examples/client_chat.py"), fleet.base_url, QUESTION)
     assert re.search(r"\n\((stop|length), \d+ tokens\)\n$", printed)
     assert Sound.load(tmp_path / "answer.wav").seconds > 0.5
 
 
-def test_spoken_and_written_down(fleet: Fleet, env: dict[str, str], tmp_path: Path) -> None:
+def test_spoken_and_written_down(fleet: ServedProcess, env: dict[str, str], tmp_path: Path) -> None:
     example = str(ROOT / "examples/client_speech.py")
     printed = run(tmp_path, env, example, fleet.base_url, "Hello there.", "hello.wav")
     assert re.search(r"\n +\d\.\d\d Hello\n +\d\.\d\d there\.\n$", printed)
 
 
-def test_a_conversation_by_voice(fleet: Fleet, env: dict[str, str], tmp_path: Path) -> None:
+def test_a_conversation_by_voice(fleet: ServedProcess, env: dict[str, str], tmp_path: Path) -> None:
     """The microphone of tests gives its sound at once, so the server hears one turn and much silence."""
     out = tmp_path / "said.txt"
     with out.open("w") as said:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator
 
 import httpx
-import psutil
 import pytest
-from fleet import RUN_KEY, STOP_DEADLINE, Fleet, wait_until
-from processes import command_line, is_alive
+from fleet import RUN_KEY
+from processes import is_alive
 from sample_media import silence
+from served_process import ServedProcess, served_process
+from waiting import PATIENCE, wait_until
 
 HELLO = {"model": "speech-chat", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
 
@@ -62,13 +63,11 @@ def test_body_over_the_limit_is_refused(api: httpx.Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def broken_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def broken_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedProcess]:
     """A fleet whose parts the tests may kill: first a stage, then a replica, the router, the launcher."""
-    running = Fleet.launch(
-        tmp_path_factory.mktemp("fleet") / "server.log", "--dp-size", "2", "--router-worker-api-key", RUN_KEY
-    )
-    yield running
-    running.stop()
+    log = tmp_path_factory.mktemp("fleet") / "server.log"
+    with served_process(log, "--dp-size", "2", "--router-worker-api-key", RUN_KEY) as running:
+        yield running
 
 
 def stage_pid(replica: httpx.Client, stage: str) -> int:
@@ -76,7 +75,7 @@ def stage_pid(replica: httpx.Client, stage: str) -> int:
     return next(process["pid"] for process in info["processes"] if stage in process["stages"])
 
 
-def test_killed_stage_fails_its_requests_and_comes_back(broken_fleet: Fleet) -> None:
+def test_killed_stage_fails_its_requests_and_comes_back(broken_fleet: ServedProcess) -> None:
     url = httpx.get(f"{broken_fleet.base_url}/workers", timeout=30).json()["workers"][0]["url"]
     replica = httpx.Client(base_url=url, headers={"authorization": f"Bearer {RUN_KEY}"}, timeout=120)
     answers: list[httpx.Response] = []
@@ -90,7 +89,7 @@ def test_killed_stage_fails_its_requests_and_comes_back(broken_fleet: Fleet) -> 
 
     asking = threading.Thread(target=long_request)
     asking.start()
-    wait_until(lambda: replica.get("/get_load").json()["running"] >= 1, 30, "the request never ran")
+    wait_until(lambda: replica.get("/get_load").json()["running"] >= 1, "the request never ran")
     pid = stage_pid(replica, "thinker")
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
@@ -105,30 +104,30 @@ def test_killed_stage_fails_its_requests_and_comes_back(broken_fleet: Fleet) -> 
     again = replica.post("/v1/chat/completions", json=HELLO)
     assert again.status_code == 200, again.text
     assert stage_pid(replica, "thinker") != pid
-    broken_fleet.remember_descendants()
+    broken_fleet.children()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.parametrize("victim", ["replica", "router"])
-def test_killed_part_of_the_fleet_leaves_no_orphan(broken_fleet: Fleet, victim: str) -> None:
+def test_killed_part_of_the_fleet_leaves_no_orphan(broken_fleet: ServedProcess, victim: str) -> None:
     fleet = broken_fleet
-    parts = psutil.Process(fleet.process.pid).children()
-    routers = [part for part in parts if "router" in command_line(part)]
-    replicas = [part for part in parts if "launch_server" in command_line(part)]
-    (target, *_) = routers if victim == "router" else replicas
+    (target, *_) = fleet.children("router" if victim == "router" else "launch_server")
     below = target.children(recursive=True)
     target.kill()
-    wait_until(
-        lambda: not any(map(is_alive, below)),
-        STOP_DEADLINE,
-        f"the {victim}'s children outlived it",
-    )
-    wait_until(fleet.is_ready, 120, f"no service after the {victim} was killed:\n{fleet.tail()}")
+    wait_until(lambda: not any(map(is_alive, below)), f"the {victim}'s children outlived it")
+    fleet.wait_for(lambda: is_ready(fleet.base_url), f"no service after the {victim} was killed")
     assert httpx.post(f"{fleet.base_url}/v1/chat/completions", json=HELLO, timeout=120).status_code == 200
-    fleet.remember_descendants()
+    fleet.children()
 
 
-def test_killed_launcher_leaves_nothing(broken_fleet: Fleet) -> None:
-    broken_fleet.remember_descendants()
+def test_killed_launcher_leaves_nothing(broken_fleet: ServedProcess) -> None:
+    broken_fleet.children()
     broken_fleet.process.kill()
     broken_fleet.process.wait()
-    wait_until(lambda: not broken_fleet.survivors(), STOP_DEADLINE, f"orphans: {broken_fleet.survivors()}")
+    broken_fleet.assert_nothing_left()

@@ -15,10 +15,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fleet import STOP_DEADLINE, Fleet, events, wait_until
+from fleet import events
 from qwen2_5_omni_oracle import OmniAnswer, OmniOracle
 from sample_media import audio_part, image_part, picture, sound, user
+from served_process import served_process
 from sound_checks import check_sound
+from waiting import PATIENCE, wait_until
 
 from sglang_omni.client.audio import decode_pcm, decode_wav
 from sglang_omni.config.schema.load import save_config
@@ -67,10 +69,11 @@ def expected(oracle: OmniOracle) -> dict[str, OmniAnswer]:
 def api(oracle: OmniOracle, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder: Path = tmp_path_factory.mktemp("served")
     save_config(Qwen25OmniColocatedPipelineConfig(model_path=str(oracle.path)), folder / "config.yaml")
-    server = Fleet.launch(folder / "server.log", "--config", str(folder / "config.yaml"))
-    with httpx.Client(base_url=server.base_url, timeout=120) as client:
+    with (
+        served_process(folder / "server.log", "--config", str(folder / "config.yaml")) as server,
+        httpx.Client(base_url=server.base_url, timeout=120) as client,
+    ):
         yield client
-    server.stop()
 
 
 def ask(api: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
@@ -144,9 +147,9 @@ def test_an_aborted_answer_frees_what_it_held(api: httpx.Client, expected: dict[
     reader.start()
     assert begun.wait(60)
     assert api.post("/abort_request", json={"rid": "to-be-aborted"}).status_code == 200
-    reader.join(STOP_DEADLINE)
+    reader.join(PATIENCE)
     assert not reader.is_alive()
-    wait_until(lambda: not any(running(api).values()), STOP_DEADLINE, "it still holds something")
+    wait_until(lambda: not any(running(api).values()), "it still holds something")
     assert {"thinker", "talker"} <= running(api).keys()
     check(ask(api, body_of("text")), expected["text"])
 

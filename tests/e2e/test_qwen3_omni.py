@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import base64
 import io
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from fleet import START_DEADLINE, STOP_DEADLINE, Fleet, announced, events, wait_until
+from fleet import events
 from qwen3_omni_cases import Case, all_cases
 from qwen3_omni_oracle import Oracle, OracleAnswer
 from sample_media import audio_part, image_part, picture, silence, user
+from served_process import ServedProcess, served_process
 from sound_checks import check_sound
+from waiting import PATIENCE, wait_until
 
 from sglang_omni.client.audio import decode_pcm, decode_wav
 from sglang_omni.config import PipelineConfig
@@ -43,7 +41,7 @@ class Served:
     """A replica behind a router of its own."""
 
     api: httpx.Client
-    replica: Fleet
+    replica: ServedProcess
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +67,15 @@ def served(request: pytest.FixtureRequest, oracle: Oracle, tmp_path_factory: Any
         },
     )
     save_config(config, folder / "config.yaml")
-    replica = Fleet.launch(folder / "server.log", "--config", str(folder / "config.yaml"))
     with (
-        router(replica.base_url, folder / "router.log") as url,
-        httpx.Client(base_url=url, timeout=120) as api,
+        served_process(folder / "server.log", "--config", str(folder / "config.yaml")) as replica,
+        ServedProcess(
+            folder / "router.log", "--worker-urls", replica.base_url, module="launch_router"
+        ) as router,
+        httpx.Client(base_url=router.base_url, timeout=120) as api,
     ):
+        router.wait_for(lambda: is_up(router.base_url), "the router has no worker")
         yield Served(api, replica)
-    replica.stop()
 
 
 @pytest.fixture(scope="module")
@@ -83,23 +83,8 @@ def api(served: Served) -> httpx.Client:
     return served.api
 
 
-@contextmanager
-def router(worker: str, log: Path) -> Iterator[str]:
-    """The URL of a router in front of one worker."""
-    command = [sys.executable, "-m", "sglang_omni.launch_router", "--worker-urls", worker, "--port", "0"]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        url = announced(process, log, r"listening on (\S+)\n")
-        wait_until(lambda: is_up(url), START_DEADLINE, "the router has no worker")
-        yield url
-    finally:
-        process.terminate()
-        process.wait(STOP_DEADLINE)
-
-
 def is_up(url: str) -> bool:
-    return httpx.get(f"{url}/health", timeout=STOP_DEADLINE).status_code == 200
+    return httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
 
 
 def ask(api: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +232,7 @@ def test_an_aborted_answer_frees_what_it_held(served: Served) -> None:
     reader.start()
     assert begun.wait(60)
     assert worker.post("/abort_request", json={"rid": "to-be-aborted"}).status_code == 200
-    reader.join(STOP_DEADLINE)
+    reader.join(PATIENCE)
     assert not reader.is_alive()
 
     def is_free() -> bool:
@@ -255,4 +240,4 @@ def test_an_aborted_answer_frees_what_it_held(served: Served) -> None:
         used = stage_metric(worker, "sglang_omni_stage_kv_used_tokens")
         return {"thinker", "talker"} <= running.keys() and not any((*running.values(), *used.values()))
 
-    wait_until(is_free, STOP_DEADLINE, "it still holds something")
+    wait_until(is_free, "it still holds something")

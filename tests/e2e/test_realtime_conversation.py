@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import openai
-from fleet import Fleet
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from served_process import ServedProcess
+from waiting import PATIENCE
 
-PATIENCE = 180.0
 RATE = 24_000
 SILENCE = bytes(2 * RATE)
 
@@ -48,7 +48,9 @@ async def until(connection: AsyncRealtimeConnection, kind: str, seen: list[Any])
     raise AssertionError(f"the session was closed before {kind}")
 
 
-async def test_three_spoken_turns_with_an_interruption(fleet: Fleet, say: Callable[[str], bytes]) -> None:
+async def test_three_spoken_turns_with_an_interruption(
+    fleet: ServedProcess, say: Callable[[str], bytes]
+) -> None:
     texts = (
         "Tell me a long story about the sea.",
         "What is the capital of France?",

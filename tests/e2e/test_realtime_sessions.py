@@ -16,7 +16,7 @@ import pytest
 import soundfile
 import soxr
 from clients import clients_python
-from fleet import Fleet
+from served_process import ServedProcess
 from webrtc_caller import RATE, call
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -26,7 +26,7 @@ LONG = "Tell me a long story about a dog and a cat."
 SESSION = {"type": "realtime", "model": "speech-chat"}
 
 
-def realtime_url(fleet: Fleet) -> str:
+def realtime_url(fleet: ServedProcess) -> str:
     return fleet.base_url.replace("http", "ws", 1) + "/v1/realtime"
 
 
@@ -61,7 +61,7 @@ async def states(http: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
     return {worker["url"]: worker for worker in workers}
 
 
-async def test_a_session_stays_with_a_replica_that_is_drained(fleet: Fleet) -> None:
+async def test_a_session_stays_with_a_replica_that_is_drained(fleet: ServedProcess) -> None:
     url = realtime_url(fleet) + "?model=speech-chat"
     async with httpx.AsyncClient(base_url=fleet.base_url, timeout=120) as http:
         async with connect(url, proxy=None) as first:
@@ -89,7 +89,7 @@ async def test_a_session_stays_with_a_replica_that_is_drained(fleet: Fleet) -> N
     assert 'route="/v1/realtime"' in scrape
 
 
-async def test_a_caller_interrupts_and_is_told_how_much_it_heard(fleet: Fleet, say: Say) -> None:
+async def test_a_caller_interrupts_and_is_told_how_much_it_heard(fleet: ServedProcess, say: Say) -> None:
     async with (
         httpx.AsyncClient(base_url=fleet.base_url, timeout=120) as http,
         call(http, SESSION) as (caller, answer),
@@ -125,7 +125,9 @@ async def test_a_caller_interrupts_and_is_told_how_much_it_heard(fleet: Fleet, s
 
 
 @pytest.mark.long
-def test_pipecat_holds_a_conversation_with_an_interruption(fleet: Fleet, say: Say, tmp_path: Path) -> None:
+def test_pipecat_holds_a_conversation_with_an_interruption(
+    fleet: ServedProcess, say: Say, tmp_path: Path
+) -> None:
     wavs = []
     for number, text in enumerate((QUESTION, LONG, "What is the capital of Italy?")):
         wavs.append(tmp_path / f"{number}.wav")

@@ -8,13 +8,13 @@ from typing import Any
 
 import openai
 import pytest
-from fleet import Fleet
+from served_process import ServedProcess
 
 HELLO: Any = [{"role": "user", "content": "Hello, who are you?"}]
 
 
 @pytest.fixture(scope="module")
-def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+def client(fleet: ServedProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{fleet.base_url}/v1", api_key="none", max_retries=0) as client:
         yield client
 

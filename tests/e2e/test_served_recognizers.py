@@ -16,11 +16,12 @@ import numpy as np
 import openai
 import published_recognizers
 import pytest
-from fleet import Fleet, wait_until
 from published_recognizers import QWEN3_ASR, WHISPER
 from published_server import client_of, served, serving
 from qwen3_asr_twins import Qwen3ASRTwins, without_loops
+from served_process import ServedProcess
 from transcription_runs import recording, tones
+from waiting import wait_until
 from whisper_twins import WhisperTwins
 
 from sglang_omni.models.qwen3_asr.components.answer import TEXT_MARK
@@ -44,13 +45,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whisper(folder: Path) -> Iterator[Fleet]:
+def whisper(folder: Path) -> Iterator[ServedProcess]:
     with serving(folder, WHISPER, folder / "repository") as (server, _):
         yield server
 
 
 @pytest.fixture
-def client(whisper: Fleet) -> openai.OpenAI:
+def client(whisper: ServedProcess) -> openai.OpenAI:
     return client_of(whisper)
 
 
@@ -168,7 +169,7 @@ def test_translation_and_prompt(client: openai.OpenAI) -> None:
     assert transcribe(client, 6, prompt="the old house").text != transcribe(client, 6).text
 
 
-def test_an_abort_frees_the_server(whisper: Fleet, client: openai.OpenAI) -> None:
+def test_an_abort_frees_the_server(whisper: ServedProcess, client: openai.OpenAI) -> None:
     """A recording of ten minutes is heard as it is written, so that its text begins soon."""
     long = ("long.flac", recording(np.tile(tones(1, 60.0), 10), "FLAC"))
     with httpx.stream(
@@ -181,11 +182,11 @@ def test_an_abort_frees_the_server(whisper: Fleet, client: openai.OpenAI) -> Non
         assert answer.status_code == 200
         first = next(line for line in answer.iter_lines() if line.startswith("data: "))
         assert json.loads(first.removeprefix("data: "))["type"] == "transcript.text.delta"
-    wait_until(lambda: requests_in(whisper) == 0, 60, "the recording is still transcribed")
+    wait_until(lambda: requests_in(whisper) == 0, "the recording is still transcribed")
     assert transcribe(client, 0, language="en").text
 
 
-def requests_in(server: Fleet) -> float:
+def requests_in(server: ServedProcess) -> float:
     """Those that the stage has, by what it tells itself."""
     metrics = httpx.get(f"{server.base_url}/metrics", timeout=60).text
     found = re.findall(

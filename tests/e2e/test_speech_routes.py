@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-from fleet import Fleet
+from served_process import ServedProcess
 from websockets.sync.client import connect
 
 Say = Callable[[str], bytes]
@@ -22,7 +22,7 @@ ANSWER = "It is Paris, where two million people live. It rains there often."
 
 
 @pytest.fixture(scope="module")
-def client(fleet: Fleet) -> Iterator[openai.OpenAI]:
+def client(fleet: ServedProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{fleet.base_url}/v1", api_key="none", max_retries=0) as api:
         yield api
 
@@ -53,7 +53,7 @@ def test_a_streamed_file_is_the_whole_one(client: openai.OpenAI, kind: str) -> N
 
 
 @pytest.mark.asyncio
-async def test_the_asynchronous_client(fleet: Fleet) -> None:
+async def test_the_asynchronous_client(fleet: ServedProcess) -> None:
     async with openai.AsyncOpenAI(base_url=f"{fleet.base_url}/v1", api_key="none", max_retries=0) as api:
         spoken = await api.audio.speech.create(
             model="speech-chat", voice="alloy", input=QUESTION, response_format="wav"
@@ -93,7 +93,7 @@ def test_a_batch(api: httpx.Client, client: openai.OpenAI) -> None:
     assert second["error"]["param"] == "input"
 
 
-def test_text_that_comes_in_pieces(fleet: Fleet, client: openai.OpenAI) -> None:
+def test_text_that_comes_in_pieces(fleet: ServedProcess, client: openai.OpenAI) -> None:
     sound = bytearray()
     with connect(fleet.base_url.replace("http", "ws") + "/v1/audio/speech/stream", proxy=None) as socket:
         for word in ANSWER.split(" "):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet import Fleet
+from served_process import ServedProcess
 from terminal import CTRL_C, CTRL_D, Terminal
 
 from sglang_omni.client import Sound
@@ -26,7 +26,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(fleet: Fleet, tmp_path: Path) -> Run:
+def run(fleet: ServedProcess, tmp_path: Path) -> Run:
     """``run("say", ...)``: the command before the fleet, in a folder of its own."""
 
     def command(name: str, *arguments: str, stdin: str | bytes = "", **env: str):
@@ -114,7 +114,7 @@ def test_what_is_served(run: Run) -> None:
     assert "default" in run("voices").stdout.split()
 
 
-def test_a_conversation(fleet: Fleet, question: Path, tmp_path: Path) -> None:
+def test_a_conversation(fleet: ServedProcess, question: Path, tmp_path: Path) -> None:
     env = {"PYTHONPATH": CARD, "SOUND_CARD_PLAYED": str(tmp_path / "played.pcm")}
     Sound(np.concatenate([Sound.load(question).samples, np.zeros(24_000)]), 24_000).save(tmp_path / "mic.wav")
     env["SOUND_CARD_HEARS"] = str(tmp_path / "mic.wav")
@@ -157,7 +157,7 @@ def test_a_conversation(fleet: Fleet, question: Path, tmp_path: Path) -> None:
     assert Sound.load(tmp_path / "answer.flac").seconds > 0.5
 
 
-def test_ctrl_c_stops_an_answer_and_not_the_program(fleet: Fleet, tmp_path: Path) -> None:
+def test_ctrl_c_stops_an_answer_and_not_the_program(fleet: ServedProcess, tmp_path: Path) -> None:
     env = {"PYTHONPATH": CARD, "SOUND_CARD_PLAYED": str(tmp_path / "played.pcm"), "SOUND_CARD_PACE": "real"}
     with Terminal("chat", "--url", fleet.base_url, "--temperature", "0", "--speak", env=env) as terminal:
         terminal.until("> ")
@@ -176,7 +176,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(fleet: Fleet, tmp_path: Path
     assert played == ((tmp_path / "played.pcm").stat().st_size if played else 0)
 
 
-def test_a_question_that_fails_leaves_the_conversation_as_it_was(fleet: Fleet) -> None:
+def test_a_question_that_fails_leaves_the_conversation_as_it_was(fleet: ServedProcess) -> None:
     with Terminal("chat", "--url", fleet.base_url, *STEADY, "--model", "bob") as terminal:
         terminal.until("> ")
         terminal.type("Hi\r")

@@ -18,10 +18,10 @@ import openai
 import published_text_models
 import pytest
 from fake_hub import FakeHub
-from fleet import Fleet
 from openai.types import CompletionChoice
 from published_server import client_of, serving
 from published_text_models import LLAMA, QWEN2, QWEN3, change_settings, text_model
+from served_process import ServedProcess
 from tiny_checkpoints import TinyCheckpoint
 
 from sglang_omni.published import published_model
@@ -57,7 +57,7 @@ class Served:
     name: str
     checkpoint: TinyCheckpoint
     tokenizer: Any
-    server: Fleet
+    server: ServedProcess
     hub: FakeHub
 
     def post(self, path: str, body: Mapping[str, object]) -> httpx.Response:

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from fleet import Fleet
+from served_process import ServedProcess
 
 SCHEMA = {
     "type": "object",
@@ -31,7 +31,7 @@ ASKED: dict[str, Any] = {
 
 
 @pytest.fixture
-def client(fleet: Fleet) -> openai.OpenAI:
+def client(fleet: ServedProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{fleet.base_url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
@@ -54,7 +54,7 @@ def test_a_call_and_its_result(client: openai.OpenAI) -> None:
     assert again.choices[0].message.content
 
 
-def test_the_same_call_streamed_and_asynchronous(fleet: Fleet, client: openai.OpenAI) -> None:
+def test_the_same_call_streamed_and_asynchronous(fleet: ServedProcess, client: openai.OpenAI) -> None:
     (whole,) = client.chat.completions.create(**ASKED).choices[0].message.tool_calls
 
     async def streamed() -> Any:

@@ -14,13 +14,12 @@ from typing import Any
 
 from network_namespaces import Network, network
 from program_lines import Lines
+from waiting import PATIENCE
 
 from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.schema.load import config_to_dict
 
 HERE = Path(__file__).parent
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 120.0
 # With time, on a busy machine as well, for a cut of half as long and for the host to be back after it.
 HOST_TIMEOUT = 5.0
 PORT = 7000

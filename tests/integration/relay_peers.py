@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from waiting import PATIENCE
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import create_relay
@@ -32,8 +33,6 @@ BACKENDS = ("shm", "nixl", "mooncake", "nccl")
 # Where reading from a peer that is gone or stopped fails. Through shared memory nothing could: what is mapped
 # stays readable.
 NETWORKED = BACKENDS[1:]
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 120.0
 # An edge's credit: SLOT_MB * CREDITS.
 SLOT_MB, CREDITS = 2, 2
 MIB = 1 << 20

@@ -15,12 +15,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
+from waiting import PATIENCE
 
 from sglang_omni._core import RouterServer
 from sglang_omni.router import RouterConfig
-
-# Bounds every wait for what must happen, so that a test that fails ends.
-PATIENCE = 120.0
 
 
 @dataclass(frozen=True)

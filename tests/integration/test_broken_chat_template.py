@@ -8,8 +8,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from speech_server import PATIENCE, SpeechServer
+from speech_server import SpeechServer
 from tiny_checkpoints import TinyCheckpoint, with_tokenizer
+from waiting import PATIENCE
 
 from sglang_omni.models.text.config import TextPipelineConfig
 

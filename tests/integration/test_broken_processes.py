@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 from processes import is_running
-from test_mp_runner import PATIENCE, chain, running
-from waiting import until
+from test_mp_runner import chain, running
+from waiting import PATIENCE, until
 
 from sglang_omni.client import Client
 from sglang_omni.config import WatchdogConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from network_namespaces import Network, network, require_namespaces
 from program_lines import Lines
-from test_launch_server import CONFIG, HERE
+from shouting_server import CONFIG, HERE
 
 pytestmark = pytest.mark.long
 CREDENTIALS = "omni of-this-test"

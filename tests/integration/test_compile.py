@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from waiting import PATIENCE
 
 from sglang_omni.config import (
     ExecutorConfig,
@@ -19,8 +20,6 @@ from sglang_omni.config import (
 )
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
-
-PATIENCE = 60
 
 
 def stage(name: str, factory: str, **fields) -> StageConfig:

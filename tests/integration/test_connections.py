@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
+from waiting import PATIENCE
 
 from sglang_omni.serve.launch.connections import ConnectionLimits
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.supervision.ports import bind
 
-PATIENCE = 30.0
 # Times that are to end are short; those that must not end in between are long.
 LONG = 1000.0
 HEAD = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n"

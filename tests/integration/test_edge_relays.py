@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from edge_factories import CHUNK_BYTES, CHUNKS, PAYLOAD_BYTES, STREAMED, block
 from relay_peers import BACKENDS, make_relay, require
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.config import LOCAL_OBJECT, EndpointsConfig, PipelineConfig, StageConfig, plan_pipeline
 from sglang_omni.pipeline import relay_io
@@ -25,8 +25,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NEAR, LEFT, RIGHT = ["near"], ["left_one", "left_two"], ["right_one", "right_two"]
 EVERYBODY = [*NEAR, *LEFT, *RIGHT]
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 120
 _ids = map(str, count())
 
 

@@ -9,7 +9,9 @@ import httpx
 import psutil
 import pytest
 from processes import command_line
-from test_launch_server import PATIENCE, Launched
+from served_process import ServedProcess
+from shouting_server import shouting
+from waiting import PATIENCE
 
 CLIENTS_KEY = "the-clients-key"
 PROMPT = {"prompt": "hi"}
@@ -20,15 +22,14 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedProcess]:
     monkeypatch.setenv("SGLANG_OMNI_API_KEY", CLIENTS_KEY)
-    launched = Launched(tmp_path, "--dp-size", "2", "--policy", "round_robin")
-    yield launched
-    launched.end()
+    with shouting(tmp_path, "--dp-size", "2", "--policy", "round_robin") as launched:
+        yield launched
 
 
-def test_replicas_take_what_their_router_sends_alone(fleet: Launched) -> None:
-    url = fleet.base_url()
+def test_replicas_take_what_their_router_sends_alone(fleet: ServedProcess) -> None:
+    url = fleet.base_url
     completions = f"{url}/v1/completions"
     assert httpx.post(completions, json=PROMPT, timeout=PATIENCE).status_code == 401
     for _ in range(4):  # both of them

@@ -9,11 +9,12 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-import test_launch_server
 from fake_machine import FakeMachine, gpu_uuid
 from fake_mps import FakeMps
 from processes import command_line
-from test_launch_server import PATIENCE, Launched, launch
+from served_process import ServedProcess
+from shouting_server import launch
+from waiting import PATIENCE
 
 from sglang_omni.config import load_config
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
@@ -55,13 +56,12 @@ async def test_a_run_starts_mps_for_processes_that_share_a_gpu_and_ends_it(
 
 
 def test_each_replica_of_a_fleet_has_gpus_of_its_own(
-    fake_machine: FakeMachine, launch: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+    fake_machine: FakeMachine, launch: Callable[..., ServedProcess]
 ) -> None:
-    monkeypatch.setattr(test_launch_server, "CONFIG", CONFIG)
     visible = [gpu_uuid(number) for number in (4, 2, 1, 0)]
     fake_machine.has(5, ",".join(visible))
-    server = launch("--dp-size", "2", "--mps", "off")
-    assert httpx.get(f"{server.base_url()}/health", timeout=PATIENCE).status_code == 200
+    server = launch("--dp-size", "2", "--mps", "off", config=CONFIG)
+    assert httpx.get(f"{server.base_url}/health", timeout=PATIENCE).status_code == 200
 
     def sees(process: psutil.Process) -> str:
         return process.environ()["CUDA_VISIBLE_DEVICES"]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +12,7 @@ from typing import Any
 import pytest
 from fake_machine import FakeMachine
 from qwen3_omni_oracle import Oracle
+from served_process import served_process
 from tiny_checkpoints import TinyCheckpoint
 
 _STAGES = Path(__file__).with_name("stages_without_models")
@@ -28,25 +25,12 @@ def serve(tmp_path: Path) -> Callable[..., Seen]:
     """Starts a server whose stages load nothing, and ends it when it is up."""
 
     def start(checkpoint: Path, *flags: str) -> Seen:
-        record, log = tmp_path / "stages", tmp_path / "log"
+        record = tmp_path / "stages"
         record.unlink(missing_ok=True)
         environment = {"PYTHONPATH": str(_STAGES), "STAGES_FILE": str(record)}
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "sglang_omni", "serve", "--model-path", str(checkpoint)),
-                    *("--port", "0", "--mps", "off", "--parent-pid", str(os.getpid()), *flags),
-                ],
-                env=os.environ | environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            what = "replicas are" if "--dp-size" in flags else "is"
-            _wait_until(rf"{what} served on ", process, log)
-        finally:
-            process.terminate()
-            process.wait(60)
+        flags = ("--model-path", str(checkpoint), "--mps", "off", *flags)
+        with served_process(tmp_path / "log", *flags, env=os.environ | environment):
+            pass
         stages: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for line in record.read_text().splitlines():
             entry = json.loads(line)
@@ -58,14 +42,6 @@ def serve(tmp_path: Path) -> Callable[..., Seen]:
         return {(entry["stage"], entry["visible"]) for entries in stages.values() for entry in entries}
 
     return start
-
-
-def _wait_until(line: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 240
-    while not re.search(line, text := log.read_text(errors="replace")):
-        assert process.poll() is None, text
-        assert time.monotonic() < deadline, text
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(3, marks=pytest.mark.long)])

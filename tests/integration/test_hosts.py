@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_processes import HOST_TIMEOUT, PATIENCE, USUAL_FILES, Coordinator, Lines, host, two_hosts
+from host_processes import HOST_TIMEOUT, USUAL_FILES, Coordinator, Lines, host, two_hosts
 from host_stages import expected_digest
 from network_namespaces import Network, require_namespaces
 from processes import is_running
 from relay_peers import require
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.long
 

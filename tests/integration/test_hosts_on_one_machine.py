@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_processes import PATIENCE
 from relay_peers import require
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.processes.hosts.agent import HostAgent

@@ -6,14 +6,15 @@ import signal
 
 import httpx
 import pytest
-from test_launch_server import Launched, healthy_workers, launch, shout
+from served_process import ServedProcess
+from shouting_server import healthy_workers, launch, shout
 
 pytestmark = pytest.mark.long
 
 __all__ = ["launch"]  # the fixture
 
 
-def comes_back(server: Launched, url: str, otherwise: str) -> None:
+def comes_back(server: ServedProcess, url: str, otherwise: str) -> None:
     def is_served() -> bool:
         try:
             return healthy_workers(url) == 2 and shout(url).status_code == 200
@@ -25,7 +26,7 @@ def comes_back(server: Launched, url: str, otherwise: str) -> None:
 
 def test_a_fleet_outlives_members_that_hang(launch):
     server = launch("--dp-size", "2", "--heartbeat-timeout", "6")
-    url = server.base_url()
+    url = server.base_url
     comes_back(server, url, "it never served")
 
     replica = server.children("launch_server")[0]
@@ -50,7 +51,7 @@ def test_a_fleet_outlives_members_that_hang(launch):
     assert replica.is_running()
     log = server.lines("[server]")
     assert "it had not answered for 6 s" in log
-    server.children("")
+    server.children()
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(60) == 0
     server.assert_nothing_left()

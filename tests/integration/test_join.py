@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import zmq
-from host_processes import PATIENCE, environment, pipeline
+from host_processes import environment, pipeline
 from processes import hear_hangups
 from program_lines import Lines
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.processes.hosts import agent as agent_module

@@ -8,12 +8,12 @@ import signal
 from pathlib import Path
 
 from edge_factories import CHUNK_BYTES, CHUNKS, PAYLOAD_BYTES
+from waiting import PATIENCE
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, Unavailable
 
-PATIENCE = 120
 DEATHS = 4
 # Room for less than two requests at once: the others wait in the source.
 RELAY = RelayConfig(slot_size_mb=1, credits=1)
@@ -53,7 +53,7 @@ def held(runner: MultiProcessPipelineRunner, name: str) -> float:
 
 
 async def test_an_edge_is_usable_after_each_death_of_its_reader(tmp_path: Path) -> None:
-    async with MultiProcessPipelineRunner(pipeline(tmp_path)) as runner, asyncio.timeout(3 * PATIENCE):
+    async with MultiProcessPipelineRunner(pipeline(tmp_path)) as runner, asyncio.timeout(PATIENCE):
 
         async def ask(name: str) -> None:
             answer = await runner.coordinator.submit(name, OmniRequest(None, {"route": ROUTE}))

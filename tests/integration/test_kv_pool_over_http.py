@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +10,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from program_lines import Lines
+from served_process import importing, served_process
 from short_memory import REAL_POOL
+from waiting import PATIENCE
 
 from sglang_omni import cli
 from sglang_omni.config import save_config
@@ -23,7 +21,6 @@ from sglang_omni.models.qwen3_omni.config import Qwen3OmniTextPipelineConfig
 pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
-PATIENCE = 120
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +31,9 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (thinker,) = (stage for stage in config.stages if stage.name == "thinker")
     thinker.factory = "short_memory.create_thinker"
     save_config(config, folder / "pipeline.yaml")
-    command = [sys.executable, "-m", "sglang_omni.launch_server", "--config", str(folder / "pipeline.yaml")]
-    server = Lines(
-        subprocess.Popen(
-            [*command, "--port", "0", "--max-total-tokens", "2048", "--parent-pid", str(os.getpid())],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    )
-    try:
-        yield server.says("served on ").split()[-1]
-    finally:
-        server.process.terminate()
-        server.process.wait(PATIENCE)
+    flags = ("--config", str(folder / "pipeline.yaml"), "--max-total-tokens", "2048")
+    with served_process(folder / "log", *flags, env=importing(HERE)) as server:
+        yield server.base_url
 
 
 def test_a_prompt_longer_than_the_pool(base_url: str) -> None:

@@ -6,104 +6,30 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 import trustme
-from processes import command_line, hear_hangups, is_alive
+from processes import is_alive
+from served_process import ServedProcess
+from shouting_server import healthy_workers, launch, shout, shouting
+from waiting import PATIENCE
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-HERE = Path(__file__).parent
-CONFIG = """
-model_path: none
-name: shouting
-endpoints: {{base_path: {folder}/run}}
-stages:
-  - {{name: upper, process: a, factory: served_stages.upper, next: answer}}
-  - {{name: answer, process: b, factory: served_stages.{answer}, terminal: true}}
-"""
-PATIENCE = 60.0
+__all__ = ["launch"]  # the fixture
+
 # Longer than that: what is to end a wait in a test is not its end.
 LONG_DRAIN = ("--drain-timeout", "1000")
-
-
-class Launched:
-    """A launcher's process, and every process it was ever seen to have below it."""
-
-    def __init__(self, folder: Path, *flags: str, answer: str = "answer") -> None:
-        self.folder = folder
-        config = folder / "pipeline.yaml"
-        config.write_text(CONFIG.format(folder=folder, answer=answer))
-        self.log = folder / "log"
-        with self.log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "sglang_omni.launch_server"),
-                    *("--config", str(config), "--port", "0", *flags),
-                    # Tests that are killed leave no server behind.
-                    *("--parent-pid", str(os.getpid())),
-                ],
-                env=os.environ
-                | {
-                    "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
-                    "TEST_RELEASE_FILE": str(folder / "release"),
-                },
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=hear_hangups,
-            )
-        self.seen: dict[int, psutil.Process] = {}
-
-    def base_url(self) -> str:
-        """Where it serves, once it does."""
-        marker = "served on "
-        self.wait_for(lambda: marker in self.lines("[server]"), "it does not serve")
-        return self.lines("[server]").split(marker)[1].split()[0]
-
-    def lines(self, name: str) -> str:
-        return "\n".join(line for line in self.log.read_text().splitlines() if name in line)
-
-    def wait_for(self, holds: Callable[[], bool], otherwise: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not holds():
-            assert time.monotonic() < deadline, f"{otherwise}:\n{self.log.read_text()}"
-            time.sleep(0.05)
-
-    def children(self, mark: str) -> list[psutil.Process]:
-        """Its own children with ``mark`` on their command line."""
-        launcher = psutil.Process(self.process.pid)
-        self.seen |= {process.pid: process for process in launcher.children(recursive=True)}
-        return [child for child in launcher.children() if mark in command_line(child)]
-
-    def assert_nothing_left(self) -> None:
-        self.wait_for(lambda: not any(map(is_alive, self.seen.values())), "processes are left")
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-        for process in filter(is_alive, self.seen.values()):
-            process.kill()
-
-
-def shout(base_url: str, prompt: str = "hi") -> httpx.Response:
-    return httpx.post(f"{base_url}/v1/completions", json={"prompt": prompt}, timeout=PATIENCE)
 
 
 class Asked(threading.Thread):
     """A request that is under way: it runs in the pipeline, for as long as its prompt makes it."""
 
-    def __init__(self, server: Launched, base_url: str, prompt: str) -> None:
+    def __init__(self, server: ServedProcess, base_url: str, prompt: str) -> None:
         super().__init__()
         self.base_url, self.prompt = base_url, prompt
         before = running_requests(base_url)
@@ -126,22 +52,9 @@ def running_requests(base_url: str) -> int:
     return sum(worker["load"] for worker in listed["workers"])
 
 
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    launched: list[Launched] = []
-
-    def start(*flags: str, **kwargs: str) -> Launched:
-        launched.append(Launched(tmp_path, *flags, **kwargs))
-        return launched[-1]
-
-    yield start
-    for each in launched:
-        each.end()
-
-
 def test_replica_serves_and_ctrl_c_leaves_nothing(launch):
     server = launch()
-    url = server.base_url()
+    url = server.base_url
     answer = shout(url)
     assert answer.json()["choices"][0]["text"] == "HI"
     info = httpx.get(f"{url}/get_server_info", timeout=PATIENCE).json()
@@ -152,19 +65,19 @@ def test_replica_serves_and_ctrl_c_leaves_nothing(launch):
 
     # A request that would hang for ever is answered, and stops nothing.
     hanging = Asked(server, url, "hang")
-    server.children("")
+    server.children()
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(PATIENCE) == 0
     assert_refused(hanging.answer())
     server.assert_nothing_left()
-    assert list((server.folder / "run").iterdir()) == []
+    assert list((server.log.parent / "run").iterdir()) == []
 
 
 def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
     server = launch(*LONG_DRAIN)
-    url = server.base_url()
+    url = server.base_url
     waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
-    server.children("")
+    server.children()
     # As the end of a terminal has it: to all processes of the group.
     os.killpg(server.process.pid, signal.SIGHUP)
     server.wait_for(
@@ -182,7 +95,7 @@ def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
 
 def test_a_replica_lets_sessions_end(launch):
     server = launch(*LONG_DRAIN)
-    url = server.base_url().replace("http://", "ws://") + "/v1/realtime"
+    url = server.base_url.replace("http://", "ws://") + "/v1/realtime"
     with connect(url, proxy=None) as ending, connect(url, proxy=None) as staying:
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(
@@ -206,9 +119,9 @@ def test_a_replica_lets_sessions_end(launch):
     server.assert_nothing_left()
 
 
-def assert_drains(server: Launched, waiting: Asked, hanging: Asked) -> None:
+def assert_drains(server: ServedProcess, waiting: Asked, hanging: Asked) -> None:
     """What can end does; what cannot is ended by a second signal."""
-    (server.folder / "release").touch()
+    (server.log.parent / "release").touch()
     assert waiting.answer().json()["choices"][0]["text"] == "WAIT"
     server.process.send_signal(signal.SIGTERM)
     assert_refused(hanging.answer())
@@ -232,7 +145,7 @@ def test_stage_that_cannot_start_ends_the_launch_with_its_error(launch):
     for flags in ((), ("--dp-size", "2")):
         server = launch(*flags, answer="broken")
         assert server.process.wait(PATIENCE) == 1
-        log = server.log.read_text()
+        log = server.text
         # The process's traceback, and the launcher's own words: they end with what is wrong.
         says = "launch_server: Process 'b' exited with status 1: FileNotFoundError: no weights in /nowhere\n"
         assert says in log
@@ -241,7 +154,7 @@ def test_stage_that_cannot_start_ends_the_launch_with_its_error(launch):
 
 def test_fleet_outlives_its_members_and_lets_requests_end(launch):
     server = launch("--dp-size", "2", "--policy", "round_robin", "--router-expose-worker-urls", *LONG_DRAIN)
-    url = server.base_url()
+    url = server.base_url
     workers = {shout(url).headers["x-sglang-omni-worker"] for _ in range(4)}
     assert len(workers) == 2
     flushed = httpx.post(f"{url}/flush_cache", timeout=PATIENCE)
@@ -264,7 +177,7 @@ def test_fleet_outlives_its_members_and_lets_requests_end(launch):
     router.wait()
     server.wait_for(lambda: healthy_workers(url) == 2, "no new router")
     waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
-    server.children("")
+    server.children()
     server.process.send_signal(signal.SIGTERM)
     server.wait_for(lambda: not takes_connections(url), "it does not drain")
     assert_drains(server, waiting, hanging)
@@ -272,7 +185,7 @@ def test_fleet_outlives_its_members_and_lets_requests_end(launch):
 
 def test_ports_of_a_fleet_stay_its_own_until_ctrl_c(launch):
     server = launch("--dp-size", "2", "--router-policy", "random")
-    url = server.base_url()
+    url = server.base_url
     listed = httpx.get(f"{url}/workers", timeout=PATIENCE).json()
     assert listed["policy"] == "random"
     addresses = [urlsplit(worker["url"]) for worker in listed["workers"]] + [urlsplit(url)]
@@ -287,11 +200,11 @@ def test_ports_of_a_fleet_stay_its_own_until_ctrl_c(launch):
     server.wait_for(lambda: healthy_workers(url) == 2, "the fleet does not come back")
     assert shout(url).status_code == 200
 
-    server.children("")
+    server.children()
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(PATIENCE) == 0
     server.assert_nothing_left()
-    assert list((server.folder / "run").iterdir()) == []
+    assert list((server.log.parent / "run").iterdir()) == []
 
 
 @pytest.mark.parametrize("flags", [(), ("--dp-size", "2")], ids=["server", "fleet"])
@@ -303,12 +216,9 @@ def test_a_port_is_in_use_while_another_server_still_loads(launch, tmp_path, fla
     first.wait_for(lambda: first.children("-c" if not flags else "launch_server"), "nothing starts")
     other = tmp_path / "other"
     other.mkdir()
-    second = Launched(other, *flags, "--port", str(port))
-    try:
+    with shouting(other, *flags, "--port", str(port)) as second:
         assert second.process.wait(PATIENCE) == 1
-    finally:
-        second.end()
-    log = second.log.read_text()
+    log = second.text
     assert f"port {port} of 127.0.0.1 is in use; give another one, or 0 for a free one" in log
     assert "Traceback" not in log
     assert first.process.poll() is None
@@ -319,7 +229,7 @@ def test_fleet_behind_tls_and_a_key(launch, tmp_path):
     pem = tmp_path / "router.pem"
     issued.private_key_and_cert_chain_pem.write_to_path(str(pem))
     files = ("--router-tls-cert-path", str(pem), "--router-tls-key-path", str(pem))
-    url = launch("--dp-size", "2", *files, "--router-api-key", "secret").base_url()
+    url = launch("--dp-size", "2", *files, "--router-api-key", "secret").base_url
     assert url.startswith("https://")
     request = {"url": f"{url}/v1/completions", "json": {"prompt": "hi"}, "timeout": PATIENCE}
     assert httpx.post(**request, verify=False).status_code == 401
@@ -332,7 +242,7 @@ def test_ctrl_c_ends_a_fleet_that_is_still_starting(launch):
     server.wait_for(lambda: len(server.children("launch_server")) == 2, "no replica starts")
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(PATIENCE) == 130
-    assert "Traceback" not in server.log.read_text()
+    assert "Traceback" not in server.text
     server.assert_nothing_left()
 
 
@@ -341,15 +251,15 @@ def test_ctrl_c_ends_a_server_that_is_still_loading(launch):
     server.wait_for(lambda: len(server.children("-c")) == 2, "no stage starts")
     os.killpg(server.process.pid, signal.SIGINT)
     assert server.process.wait(PATIENCE) == 130
-    assert "Traceback" not in server.log.read_text()
+    assert "Traceback" not in server.text
     server.assert_nothing_left()
-    assert list((server.folder / "run").iterdir()) == []
+    assert list((server.log.parent / "run").iterdir()) == []
 
 
 def test_replica_that_is_never_healthy_ends_the_launch(launch):
     server = launch("--dp-size", "2", "--start-timeout", "3", answer="never")
     assert server.process.wait(PATIENCE) == 1
-    log = server.log.read_text()
+    log = server.text
     assert "exited with status 1" in log
     assert "served on" not in log
     server.assert_nothing_left()
@@ -357,16 +267,8 @@ def test_replica_that_is_never_healthy_ends_the_launch(launch):
 
 def test_killed_launcher_leaves_no_process(launch):
     server = launch("--dp-size", "2")
-    server.base_url()
-    assert len(server.children("")) == 3
+    assert server.base_url
+    assert len(server.children()) == 3
     server.process.kill()
     server.process.wait()
     server.assert_nothing_left()
-
-
-def healthy_workers(url: str) -> int:
-    try:
-        listed = httpx.get(f"{url}/workers", timeout=PATIENCE).json()["workers"]
-    except httpx.TransportError:
-        return 0
-    return sum(worker["healthy"] for worker in listed)

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.config import ConfigError, EndpointsConfig, ExecutorConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, RequestError, Unavailable
 
 HERE = Path(__file__).parent
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 60
 
 
 def stage(name: str, factory: str, *, process: str = "", **fields) -> StageConfig:

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from relay_peers import MIB, PATIENCE, Peer, PeerError, make_relay, pattern, require
-from waiting import until
+from relay_peers import MIB, Peer, PeerError, make_relay, pattern, require
+from waiting import PATIENCE, until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, RelayReadError

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import string
-import subprocess
-import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +17,14 @@ import httpx
 import pytest
 from otlp_collector import Collector, KeptSpan, collecting
 from prometheus_client.parser import text_string_to_metric_families
+from served_process import importing, served_process
+from waiting import PATIENCE, wait_until
 
 from sglang_omni.cli.trace import main as trace_command
 from sglang_omni.proto.stats import STATS_DESCRIPTIONS
 
 HERE = Path(__file__).parent
 DASHBOARD = HERE.parents[1] / "deploy" / "grafana" / "sglang-omni.json"
-PATIENCE = 120.0
 CONFIG = """
 model_path: none
 name: spelling
@@ -60,47 +57,22 @@ class Seen:
         return {family.name: family for family in found}
 
 
-def until(holds: Callable[[], Any], otherwise: Callable[[], str]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, otherwise()
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     folder = tmp_path_factory.mktemp("seen")
-    config, log = folder / "pipeline.yaml", folder / "log"
+    config = folder / "pipeline.yaml"
     config.write_text(CONFIG.format(folder=folder))
     with ExitStack() as stack:
         collector = stack.enter_context(collecting())
-        out = stack.enter_context(log.open("wb"))
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "sglang_omni.launch_server", "--config", str(config), "--port", "0"),
-                *("--dp-size", "2", "--otlp-traces-endpoint", collector.url.removesuffix("/v1/traces")),
-                *("--parent-pid", str(os.getpid())),
-            ],
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
-                "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=a%20b",
-                "OTEL_BSP_SCHEDULE_DELAY": "200",
-            },
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            serves = re.compile(r"\[server\].* served on (\S+)")
-            until(lambda: serves.search(log.read_text()) or process.poll() is not None, log.read_text)
-            found = serves.search(log.read_text())
-            assert found is not None, log.read_text()
-            http = stack.enter_context(httpx.Client(base_url=found[1], trust_env=False, timeout=PATIENCE))
-            yield Seen(found[1], http, collector, folder)
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+        collects = ("--otlp-traces-endpoint", collector.url.removesuffix("/v1/traces"))
+        env = importing(HERE) | {
+            "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=a%20b",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+        }
+        start = served_process(folder / "log", "--config", str(config), "--dp-size", "2", *collects, env=env)
+        url = stack.enter_context(start).base_url
+        http = stack.enter_context(httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE))
+        yield Seen(url, http, collector, folder)
 
 
 def test_one_trace_leads_through_router_server_stages_and_steps(seen: Seen) -> None:
@@ -112,8 +84,8 @@ def test_one_trace_leads_through_router_server_stages_and_steps(seen: Seen) -> N
         return seen.collector.of_trace(trace_id)
 
     wanted = {"upper", "spell", "prefill", "decode"}
-    until(lambda: {span.name for span in collected()} >= wanted, lambda: f"{collected()}")
-    until(lambda: {"sglang-omni-router"} <= {s.service for s in collected()}, lambda: f"{collected()}")
+    wait_until(lambda: {span.name for span in collected()} >= wanted, lambda: f"{collected()}")
+    wait_until(lambda: {"sglang-omni-router"} <= {s.service for s in collected()}, lambda: f"{collected()}")
     spans = {span.span_id: span for span in collected()}
     (router,) = [span for span in spans.values() if span.service == "sglang-omni-router"]
     assert (router.parent_id, router.kind, router.state) == (parent, SERVER, "vendor=1")
@@ -147,7 +119,7 @@ def test_a_caller_that_does_not_record_is_not_recorded(seen: Seen) -> None:
     quiet, loud = "1" * 32, "2" * 32
     seen.spell("hello", {"traceparent": f"00-{quiet}-{'3' * 16}-00"})
     seen.spell("hello", {"traceparent": f"00-{loud}-{'3' * 16}-01"})
-    until(lambda: len(seen.collector.of_trace(loud)) >= 4, lambda: "no spans")
+    wait_until(lambda: len(seen.collector.of_trace(loud)) >= 4, lambda: "no spans")
     assert seen.collector.of_trace(quiet) == []
 
 
@@ -173,7 +145,9 @@ def test_the_routers_metrics_have_those_of_every_worker(seen: Seen) -> None:
     assert by_worker("prompt_tokens", "prompt_tokens_total") == {w: 5 * n for w, n in first.items()}
     assert by_worker("generation_tokens", "generation_tokens_total") == {w: 4 * n for w, n in first.items()}
     # Stages report a moment after the answer.
-    until(lambda: by_worker("stage_visits", "stage_visits_total", stage="spell") == first, lambda: f"{first}")
+    wait_until(
+        lambda: by_worker("stage_visits", "stage_visits_total", stage="spell") == first, lambda: f"{first}"
+    )
     work = by_worker("stage_work_seconds", "stage_work_seconds_total", stage="spell")
     assert all(seconds >= 0.03 * first[worker] for worker, seconds in work.items())
 
@@ -221,7 +195,7 @@ def wait_for_slices(seen: Seen, request_id: str, names: set[str]) -> None:
         events = seen.http.get(f"/traces/{request_id}").json()["traceEvents"]
         return {event["name"] for event in events if event["ph"] == "X"}
 
-    until(lambda: names <= told(), lambda: f"{names - told()} of {request_id} never came")
+    wait_until(lambda: names <= told(), lambda: f"{names - told()} of {request_id} never came")
 
 
 def check_nesting(slices: list[dict[str, Any]]) -> None:

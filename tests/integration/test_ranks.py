@@ -15,15 +15,13 @@ import pytest
 import pytest_asyncio
 from processes import is_alive
 from tiny_checkpoints import TinyCheckpoint
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
 
-# A bound for waits; the tests check that things happen, not how fast.
-PATIENCE = 60
 PROMPT = [5, 9, 2, 77, 31]
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 

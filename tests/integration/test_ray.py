@@ -24,7 +24,7 @@ from program_lines import Lines
 from ray._private import ray_constants
 from ray.cluster_utils import Cluster
 from ray.util import list_named_actors, placement_group_table
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
 from sglang_omni.config.schema.load import save_config
@@ -33,8 +33,6 @@ from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 pytestmark = pytest.mark.long
 
-# Bounds a wait for what must happen. A process imports torch first, one after the other on a slow machine.
-PATIENCE = 300
 # Enough for what goes through no relay: Ray's own objects are of no use to a pipeline.
 STORE = 80 * 2**20
 

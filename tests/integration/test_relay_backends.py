@@ -13,7 +13,6 @@ from relay_peers import (
     BACKENDS,
     CREDITS,
     MIB,
-    PATIENCE,
     SLOT_MB,
     Peer,
     PeerError,
@@ -23,7 +22,7 @@ from relay_peers import (
     pattern,
     require,
 )
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut

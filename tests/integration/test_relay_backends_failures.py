@@ -14,7 +14,6 @@ from relay_peers import (
     BACKENDS,
     MIB,
     NETWORKED,
-    PATIENCE,
     Peer,
     block,
     deadlines,
@@ -22,7 +21,7 @@ from relay_peers import (
     pattern,
     require,
 )
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from relay_peers import BACKENDS, MIB, PATIENCE, Peer, PeerError, block, make_relay, pattern, require
-from waiting import until
+from relay_peers import BACKENDS, MIB, Peer, PeerError, block, make_relay, pattern, require
+from waiting import PATIENCE, until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError

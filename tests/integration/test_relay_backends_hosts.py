@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from network_namespaces import Network, network, require_namespaces
-from relay_peers import MIB, NETWORKED, PATIENCE, Peer, PeerError, pattern, require
+from relay_peers import MIB, NETWORKED, Peer, PeerError, pattern, require
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.long
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from relay_peers import MIB, PATIENCE, Peer, block
-from waiting import until
+from relay_peers import MIB, Peer, block
+from waiting import PATIENCE, until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 from replica_factories import stage_that_sleeps
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
-
-PATIENCE = 300
 
 
 def pipeline(folder: Path, autoscaling: AutoscalingConfig) -> PipelineConfig:

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from replica_factories import CHUNKS
 from tiny_checkpoints import TinyCheckpoint
-from waiting import until
+from waiting import PATIENCE, until
 
 from sglang_omni.client import Client
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
@@ -24,9 +24,6 @@ from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
 from sglang_omni.serve import create_app
-
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 120
 
 
 def stage(name: str, factory: str, *, process: str = "", **fields: Any) -> StageConfig:

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 import trustme
-from router_harness import PATIENCE, post, replicas, router, until
+from router_harness import post, replicas, router, until
+from waiting import PATIENCE
 
 from sglang_omni.router.scrape import Change, Snapshot, parse
 from sglang_omni.router.top import table

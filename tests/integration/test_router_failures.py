@@ -9,7 +9,6 @@ import json
 import aiohttp
 import pytest
 from router_harness import (
-    PATIENCE,
     Replica,
     Seen,
     asking,
@@ -21,6 +20,7 @@ from router_harness import (
     response,
     router,
 )
+from waiting import PATIENCE
 
 
 async def test_a_worker_that_refuses_connections_costs_no_request() -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 from router_harness import (
-    PATIENCE,
     Seen,
     asking,
     becomes,
@@ -26,6 +25,7 @@ from router_harness import (
     router,
     workers,
 )
+from waiting import PATIENCE
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n"
 UPGRADE = b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from router_harness import (
-    PATIENCE,
     Answer,
     Replica,
     Seen,
@@ -34,6 +33,7 @@ from router_harness import (
     workers,
 )
 from router_process import replica_processes
+from waiting import PATIENCE
 
 # Much sooner than by default: tests wait for it.
 QUICK: dict[str, Any] = {"hung_timeout": 1.0}

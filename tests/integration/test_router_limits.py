@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from router_harness import (
-    PATIENCE,
     Answer,
     Replica,
     Seen,
@@ -28,6 +27,7 @@ from router_harness import (
     until,
     websocket_echo,
 )
+from waiting import PATIENCE
 
 
 async def test_announced_body_over_the_limit() -> None:

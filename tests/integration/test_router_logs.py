@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from router_harness import (
     COMMAND,
-    PATIENCE,
     Seen,
     asking,
     change,
@@ -31,6 +30,7 @@ from router_harness import (
     router,
     until,
 )
+from waiting import PATIENCE
 
 
 async def lines_until(process: asyncio.subprocess.Process, message: str) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from router_harness import (
-    PATIENCE,
     Seen,
     asking,
     bearer,
@@ -27,6 +26,7 @@ from router_harness import (
     status_of,
     until,
 )
+from waiting import PATIENCE
 
 PREFIX = "sglang_omni_router_"
 

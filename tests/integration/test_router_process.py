@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from router_harness import (
     COMMAND,
-    PATIENCE,
     Replica,
     Seen,
     asking,
@@ -33,6 +32,7 @@ from router_harness import (
     router,
     until,
 )
+from waiting import PATIENCE
 
 from sglang_omni._core import RouterServer
 from sglang_omni.launch_router import build_parser

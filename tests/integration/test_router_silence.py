@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from router_harness import (
-    PATIENCE,
     Handler,
     Seen,
     asking,
@@ -31,6 +30,7 @@ from router_harness import (
     router,
     websocket_echo,
 )
+from waiting import PATIENCE
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 STREAMED = b'{"stream": true}'

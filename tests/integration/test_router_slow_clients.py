@@ -7,7 +7,6 @@ import time
 
 import pytest
 from router_harness import (
-    PATIENCE,
     Seen,
     asking,
     assert_error,
@@ -22,6 +21,7 @@ from router_harness import (
     response,
     router,
 )
+from waiting import PATIENCE
 
 
 async def test_headers_that_do_not_arrive() -> None:

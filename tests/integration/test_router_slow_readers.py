@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from router_harness import (
-    PATIENCE,
     Seen,
     asking,
     comes_to,
@@ -23,6 +22,7 @@ from router_harness import (
     router,
     until,
 )
+from waiting import PATIENCE
 
 PLACES = 2
 # More than the kernels and hyper hold together, and less than the router holds of one answer.

@@ -9,7 +9,8 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from router_harness import PATIENCE, asking, connect, raw_worker, replicas, response, router, send_raw
+from router_harness import asking, connect, raw_worker, replicas, response, router, send_raw
+from waiting import PATIENCE
 
 NEXT = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 from router_harness import (
-    PATIENCE,
     Seen,
     asking,
     connect,
@@ -27,6 +26,7 @@ from router_harness import (
     router,
     until,
 )
+from waiting import PATIENCE
 
 MB = 1 << 20
 BIG = 64 * MB

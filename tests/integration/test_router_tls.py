@@ -16,7 +16,6 @@ import aiohttp
 import pytest
 import trustme
 from router_harness import (
-    PATIENCE,
     Answer,
     Replica,
     Seen,
@@ -34,6 +33,7 @@ from router_harness import (
     router,
     websocket_echo,
 )
+from waiting import PATIENCE
 
 
 class Certificate:

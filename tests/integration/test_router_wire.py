@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 from router_harness import (
-    PATIENCE,
     Seen,
     asking,
     connect,
@@ -18,6 +17,7 @@ from router_harness import (
     router,
     send_raw,
 )
+from waiting import PATIENCE
 
 
 async def read_to_end(reader: asyncio.StreamReader) -> bytes:

@@ -13,14 +13,13 @@ import pytest
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 from tiny_checkpoints import TinyCheckpoint
+from waiting import PATIENCE
 
 from sglang_omni.client import Client
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.serve import create_app
 
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 60
 PROMPT = [5, 9, 2, 77, 31]
 # What an aborted request must not leave behind.
 HELD = ("num_running_reqs", "num_queue_reqs", "kv_used_tokens", "relay_held_bytes", "relay_held_slots")

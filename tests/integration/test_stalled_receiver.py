@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from waiting import PATIENCE
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 BLOCK = 400_000
 REQUESTS = 150
-PATIENCE = 120
 
 
 async def test_a_stalled_receiver_does_not_slow_the_other_edge(tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ import breaking_factories
 import pytest
 import pytest_asyncio
 import torch
+from waiting import PATIENCE
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 120
 ERRORS = {"a self-reference", "a lock"}
 
 

@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
-import re
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from openai import OpenAI
 from qwen3_omni_cases import Case, all_cases
 from qwen3_omni_oracle import Oracle, OracleAnswer
+from served_process import served_process
 
 from sglang_omni import Client, SyncClient
 from sglang_omni.client import GenerateRequest, SamplingParams
 from sglang_omni.client.audio import decode_pcm, decode_wav
 
 SGL_OMNI = Path(sys.executable).with_name("sgl-omni")
-START_DEADLINE = 240.0
 # What `openai` has arguments for; the rest of a body goes beside them.
 OPENAI_FIELDS = ("messages", "modalities", "audio", "max_tokens", "temperature")
 
@@ -42,7 +36,9 @@ def main() -> None:
         oracle = Oracle.load(checkpoint)
         (asked,) = [case for case in all_cases() if case.name == "image+audio"]
         case, right = asked.spoken_by(oracle)
-        with served(checkpoint, folder / "log") as url:
+        start = ("--model-path", str(checkpoint))
+        with served_process(folder / "log", *start, program=(str(SGL_OMNI), "serve")) as server:
+            url = server.base_url
             openai_whole(url, case, right)
             openai_streamed(url, case, right)
             asyncio.run(client(url, case, right))
@@ -50,27 +46,6 @@ def main() -> None:
     print(
         "openai (whole, streamed), Client and SyncClient: text, tokens, codes and samples are transformers'"
     )
-
-
-@contextmanager
-def served(checkpoint: Path, log: Path) -> Iterator[str]:
-    """The URL of a server of its own."""
-    command = [SGL_OMNI, "serve", "--model-path", checkpoint, "--port", "0", "--parent-pid", str(os.getpid())]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        deadline = time.monotonic() + START_DEADLINE
-        while (found := re.search(r"\[server\].* served on (\S+)\n", log.read_text())) is None:
-            assert process.poll() is None, f"the server exited with {process.returncode}:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"no server:\n{log.read_text()}"
-            time.sleep(0.1)
-        yield found[1]
-    except BaseException:
-        print(log.read_text(), file=sys.stderr)
-        raise
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
 
 
 def openai_whole(url: str, case: Case, right: OracleAnswer) -> None:

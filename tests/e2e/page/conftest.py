@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet import Fleet
 from page_proxy import Proxy
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from served_process import ServedProcess
 from speaking import METER, silence, write_wav
 
 # Of an answer, on a machine that is busy with other tests.
@@ -62,13 +62,13 @@ def open_page(context: BrowserContext) -> Iterator[Callable[[str], Page]]:
 
 
 @pytest.fixture
-def page(fleet: Fleet, open_page: Callable[[str], Page]) -> Page:
+def page(fleet: ServedProcess, open_page: Callable[[str], Page]) -> Page:
     """The page of the fleet, behind its router."""
     return open_page(fleet.base_url)
 
 
 @pytest.fixture
-def start_proxy(fleet: Fleet) -> Iterator[Callable[..., Proxy]]:
+def start_proxy(fleet: ServedProcess) -> Iterator[Callable[..., Proxy]]:
     """``start_proxy(**fields)``: a ``Proxy`` before the fleet."""
     with ExitStack() as stack:
         yield lambda **fields: stack.enter_context(Proxy(fleet.base_url, **fields))
@@ -86,7 +86,7 @@ def faulty(proxy: Proxy, open_page: Callable[[str], Page]) -> Page:
 
 
 @pytest.fixture
-def speak(browser: Browser, fleet: Fleet, tmp_path: Path) -> Iterator[Callable[..., Page]]:
+def speak(browser: Browser, fleet: ServedProcess, tmp_path: Path) -> Iterator[Callable[..., Page]]:
     """``speak(*samples, url=..., arguments=..., prepare=...)``: the page in a browser whose microphone hears
     these samples once it is on, and then silence; without any, it has no microphone.
 

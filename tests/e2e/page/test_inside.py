@@ -8,9 +8,9 @@ from typing import Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from fleet import Fleet
 from held_stages import STAGES, Held, held_server
 from playwright.sync_api import Locator, Page, expect
+from served_process import ServedProcess
 
 pytestmark = pytest.mark.long
 
@@ -173,7 +173,7 @@ def test_axe_finds_nothing(open_held: Open, scheme: Literal["light", "dark"]) ->
     assert found.response["violations"] == [], found.generate_report()
 
 
-def test_behind_a_router_the_fleet_is_drawn(open_page: Callable[[str], Page], fleet: Fleet) -> None:
+def test_behind_a_router_the_fleet_is_drawn(open_page: Callable[[str], Page], fleet: ServedProcess) -> None:
     page = open_page(fleet.base_url)
     inside = show_inside(page)
     drawn = inside.get_by_label("The router and its workers")

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fleet import Fleet
 from page_proxy import Proxy, says, told
 from PIL import Image
 from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
+from served_process import ServedProcess
 from talking import answer, ask, reload, set_option
 
 pytestmark = pytest.mark.long
@@ -70,7 +70,7 @@ MARKDOWN = [
 
 
 @pytest.fixture(scope="module")
-def render(browser: Browser, fleet: Fleet) -> Iterator[Render]:
+def render(browser: Browser, fleet: ServedProcess) -> Iterator[Render]:
     """``render(*pieces)``: the HTML of Markdown that comes in pieces, and how many nodes were made for it."""
     with browser.new_page() as page:
         page.goto(fleet.base_url)

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 from cut_wire import Wire
-from fleet import Fleet
 from playwright.sync_api import Page, WebSocketRoute, expect
+from served_process import ServedProcess
 from speaking import STORY, begin_hands_free, is_loud, is_silent, samples_of, silence
 from talking import answer, ask, said
 
@@ -80,7 +80,7 @@ def hands_free(speak: Speak) -> tuple[Page, ScriptedSession]:
 
 
 @pytest.fixture
-def wire(fleet: Fleet) -> Iterator[Wire]:
+def wire(fleet: ServedProcess) -> Iterator[Wire]:
     with Wire(fleet.base_url) as wire:
         yield wire
 
@@ -162,7 +162,7 @@ def test_a_device_without_a_microphone(speak: Speak) -> None:
     expect(page.locator("#status")).to_contain_text("has no microphone")
 
 
-def test_a_page_without_https(speak: Speak, fleet: Fleet) -> None:
+def test_a_page_without_https(speak: Speak, fleet: ServedProcess) -> None:
     port = urlsplit(fleet.base_url).port
     arguments = [f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1"]
     page = speak(url=f"http://{ELSEWHERE}:{port}/", arguments=arguments)

@@ -15,6 +15,7 @@ import numpy as np
 import openai
 import pytest
 import uvicorn
+from waiting import PATIENCE
 
 from sglang_omni.client import Client
 from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, StageTime, StreamMessage
@@ -22,8 +23,6 @@ from sglang_omni.serve import create_app
 from sglang_omni.serve.state import Capabilities
 
 RATE = 24_000
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 60.0
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 
 

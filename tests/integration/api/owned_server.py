@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from waiting import PATIENCE
 
 from sglang_omni.client import Client
 from sglang_omni.config import PipelineConfig, StageConfig
@@ -23,8 +24,6 @@ from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.serve import create_app
 
-# Bounds a wait for what must happen.
-PATIENCE = 30.0
 _NUMBERS = itertools.count()
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import openai
-from conftest import CAPABILITIES, PATIENCE, RATE, ScriptedPipeline
+from conftest import CAPABILITIES, RATE, ScriptedPipeline
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from waiting import PATIENCE
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.proto import OmniRequest, StreamMessage

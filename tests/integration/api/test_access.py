@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from owned_server import PATIENCE, Served, served
+from owned_server import Served, served
+from waiting import PATIENCE
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 

@@ -6,7 +6,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from conftest import PATIENCE
+from waiting import PATIENCE
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 

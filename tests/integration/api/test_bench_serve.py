@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conftest import ScriptedPipeline
-from owned_server import PATIENCE
+from waiting import PATIENCE
 
 from sglang_omni.bench.command import main
 

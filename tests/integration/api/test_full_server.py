@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from conftest import PATIENCE, ScriptedPipeline
+from conftest import ScriptedPipeline
+from waiting import PATIENCE
 
 from sglang_omni.client import Client
 from sglang_omni.serve import create_app

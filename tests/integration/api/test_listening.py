@@ -7,7 +7,8 @@ import time
 
 import httpx
 import pytest
-from conftest import PATIENCE, ScriptedPipeline
+from conftest import ScriptedPipeline
+from waiting import PATIENCE
 
 SPOKEN = {
     "messages": [{"role": "user", "content": "Hello?"}],

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from owned_server import PATIENCE, Served, served
+from owned_server import Served, served
+from waiting import PATIENCE
 
 from sglang_omni.config import PipelineConfig, StageConfig, plan_pipeline
 from sglang_omni.config.draw.graph import PipelineGraph, pipeline_graph

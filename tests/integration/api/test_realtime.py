@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATIENCE, RATE
+from conftest import RATE
 from realtime_client import CLIP, NO_TURNS, served
+from waiting import PATIENCE
 from websockets.asyncio.client import connect
 
 from sglang_omni.serve.realtime import config_checks, session

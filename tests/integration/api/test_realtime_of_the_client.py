@@ -7,8 +7,9 @@ import json
 
 import numpy as np
 import pytest
-from conftest import PATIENCE, RATE
+from conftest import RATE
 from realtime_client import Served, served
+from waiting import PATIENCE
 
 from sglang_omni.client import Client, ClientError, RequestError, ServerUnreachable, SyncClient
 from sglang_omni.client.realtime import (

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import PATIENCE, ScriptedPipeline
+from conftest import ScriptedPipeline
 from decoded_audio import assert_sounds_like, chirp
+from waiting import PATIENCE
 
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.proto import RequestError

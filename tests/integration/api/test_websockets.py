@@ -12,6 +12,7 @@ import httpx
 import pytest
 from conftest import ScriptedPipeline
 from fastapi import WebSocket
+from waiting import PATIENCE
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -25,7 +26,6 @@ from sglang_omni.serve.launch.connections import ConnectionLimits
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.supervision.ports import bind
 
-PATIENCE = 60.0
 KEY = "client-key"
 
 
