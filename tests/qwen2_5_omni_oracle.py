@@ -9,7 +9,6 @@ single prompt without padding, and with it the positions of its media and the ta
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sample_media import decoded_sound, decoded_video, sounds_of_videos
+from omni_messages import processed
 
 from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.make import make
 
@@ -76,49 +75,9 @@ class OmniOracle:
     ) -> Any:
         """The processor's tensors for OpenAI messages; ``processor`` are further arguments of its call."""
         import torch
-        from transformers.image_utils import load_image
 
-        images, audio, videos = [], [], []
-        # For each sound, the video it belongs to.
-        of_videos: list[int | None] = []
-        conversation = []
-        for message in messages:
-            parts = message["content"]
-            if isinstance(parts, str):
-                conversation.append(message)
-                continue
-            converted = []
-            for part in parts:
-                match part["type"]:
-                    case "text":
-                        converted.append(part)
-                    case "image_url":
-                        images.append(load_image(part["image_url"]["url"]))
-                        converted.append({"type": "image"})
-                    case "input_audio":
-                        audio.append(decoded_sound(_bytes(part)))
-                        of_videos.append(None)
-                        converted.append({"type": "audio"})
-                    case "video_url":
-                        frames, track = decoded_video(_bytes(part))
-                        videos.append(frames)
-                        if use_audio_in_video:
-                            assert track is not None, "the video is silent"
-                            audio.append(track)
-                            of_videos.append(len(videos) - 1)
-                        converted.append({"type": "video"})
-            conversation.append({**message, "content": converted})
-        text = self.processor.apply_chat_template(
-            conversation, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
-        )
-        inputs = self.processor(
-            text=text,
-            images=images or None,
-            audio=audio or None,
-            videos=videos or None,
-            **sounds_of_videos(self.processor, of_videos) if use_audio_in_video else {},
-            return_tensors="pt",
-            **processor,
+        inputs = processed(
+            self.processor, messages, use_audio_in_video=use_audio_in_video, tools=tools, **processor
         )
         if padding:
             pad = torch.full((1, padding), self.model.config.thinker_config.pad_token_id)
@@ -210,9 +169,3 @@ class OmniOracle:
             yield
         finally:
             del token2wav.forward
-
-
-def _bytes(part: dict[str, Any]) -> bytes:
-    body = part[part["type"]]
-    encoded = body.get("data") or body["url"].partition(",")[2]
-    return base64.b64decode(encoded)

@@ -18,7 +18,6 @@ prompt.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sample_media import decoded_sound, decoded_video, sounds_of_videos
+from omni_messages import processed
 
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
@@ -121,49 +120,8 @@ class Oracle:
         **processor: Any,
     ) -> Any:
         """The processor's tensors for OpenAI messages; ``processor`` are further arguments of its call."""
-        from transformers.image_utils import load_image
-
-        images, audio, videos = [], [], []
-        # For each sound, the video it belongs to.
-        of_videos: list[int | None] = []
-        conversation = []
-        for message in messages:
-            parts = message["content"]
-            if isinstance(parts, str):
-                conversation.append(message)
-                continue
-            converted = []
-            for part in parts:
-                match part["type"]:
-                    case "text":
-                        converted.append(part)
-                    case "image_url":
-                        images.append(load_image(part["image_url"]["url"]))
-                        converted.append({"type": "image"})
-                    case "input_audio" | "audio_url":
-                        audio.append(decoded_sound(_bytes(part)))
-                        of_videos.append(None)
-                        converted.append({"type": "audio"})
-                    case "video_url":
-                        frames, track = decoded_video(_bytes(part))
-                        videos.append(frames)
-                        if use_audio_in_video:
-                            assert track is not None, "the video is silent"
-                            audio.append(track)
-                            of_videos.append(len(videos) - 1)
-                        converted.append({"type": "video"})
-            conversation.append({**message, "content": converted})
-        text = self.processor.apply_chat_template(
-            conversation, tools=list(tools) or None, add_generation_prompt=True, tokenize=False
-        )
-        return self.processor(
-            text=text,
-            images=images or None,
-            audio=audio or None,
-            videos=videos or None,
-            **sounds_of_videos(self.processor, of_videos) if use_audio_in_video else {},
-            return_tensors="pt",
-            **processor,
+        return processed(
+            self.processor, messages, use_audio_in_video=use_audio_in_video, tools=tools, **processor
         )
 
     def answer(
@@ -241,9 +199,3 @@ class Oracle:
         text = self.processor.tokenizer.decode(answer, skip_special_tokens=True)
         samples = np.zeros(0, np.float32) if waveform is None else waveform.reshape(-1).numpy()
         return OracleAnswer(prompt, answer, text, codes, samples)
-
-
-def _bytes(part: dict[str, Any]) -> bytes:
-    body = part[part["type"]]
-    encoded = body.get("data") or body["url"].partition(",")[2]
-    return base64.b64decode(encoded)
