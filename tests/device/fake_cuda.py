@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -40,6 +40,21 @@ _VIEWS = {
 }  # fmt: skip
 
 
+class FakeEvent:
+    """An event that is never over before it is waited for."""
+
+    def record(self, stream: object) -> None:
+        self._is_over = False
+
+    def query(self) -> bool:
+        return self._is_over
+
+    def synchronize(self) -> None:
+        self._is_over = True
+        for step in Step.entered:
+            step.host_reads += 1
+
+
 @contextmanager
 def fake_gpu() -> Iterator[None]:
     """In it, tensors of every device are fake; checkpoints give empty tensors of the right shapes.
@@ -47,6 +62,7 @@ def fake_gpu() -> Iterator[None]:
     No memory is pinned, as fake tensors have none.
     """
     take, pin_memory = Checkpoint._take, Tensor.pin_memory
+    event, current_stream = torch.cuda.Event, torch.cuda.current_stream
 
     def fake_take(self: Checkpoint, *args: Any, **kwargs: Any) -> Tensor:
         with unset_fake_temporarily():
@@ -60,12 +76,14 @@ def fake_gpu() -> Iterator[None]:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     Checkpoint._take = fake_take  # type: ignore[method-assign]
     Tensor.pin_memory = lambda tensor: tensor
+    torch.cuda.Event, torch.cuda.current_stream = FakeEvent, lambda device: None
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             yield
     finally:
         Checkpoint._take = take  # type: ignore[method-assign]
         Tensor.pin_memory = pin_memory
+        torch.cuda.Event, torch.cuda.current_stream = event, current_stream
         torch.__future__.set_swap_module_params_on_conversion(swap)
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
 
@@ -78,14 +96,18 @@ class Step(TorchDispatchMode):
 
     Attributes:
         launches: Kernels, by operation; an operation that is several kernels counts once.
-        host_reads: Copies from the GPU, and single numbers read from it: each makes the host wait.
+        host_reads: Copies from the GPU, single numbers read from it, and events: each makes the host wait.
+        downloads: Copies from the GPU that nothing waits for.
         uploads: Copies to the GPU.
     """
+
+    entered: ClassVar[list[Step]] = []
 
     def __init__(self, value: int | float = 0) -> None:
         super().__init__()
         self.launches: Counter[str] = Counter()
         self.host_reads = 0
+        self.downloads = 0
         self.uploads = 0
         self._value = value
 
@@ -98,9 +120,11 @@ class Step(TorchDispatchMode):
         self._tolist = FakeTensor.tolist
         FakeTensor.tolist = lambda tensor: self._numbers(tensor)
         super().__enter__()
+        Step.entered.append(self)
         return self
 
     def __exit__(self, *failure: Any) -> None:
+        Step.entered.remove(self)
         super().__exit__(*failure)
         FakeTensor.tolist = self._tolist
 
@@ -119,7 +143,10 @@ class Step(TorchDispatchMode):
         source = args[0] if name == "_to_copy" else args[1] if name == "copy_" else None
         if isinstance(source, Tensor) and source.device.type != out.device.type:
             if out.device.type == "cpu":
-                self.host_reads += 1
+                if (kwargs or {}).get("non_blocking"):
+                    self.downloads += 1
+                else:
+                    self.host_reads += 1
             else:
                 self.uploads += 1
         elif name not in _VIEWS and _on_gpu(out):

@@ -186,7 +186,7 @@ def step(model: Any, asked: list[EngineRequest], *, extends: int = 0, strategy: 
     scheduler._captures_all = scheduler.enable_overlap = False
     scheduler.model_config = SimpleNamespace(vocab_size=model._config.vocab_size)
     scheduler.sampler, scheduler._decoder, scheduler._strategy = sampler, model, strategy
-    scheduler._outbox, scheduler.req_to_token_pool = module.StateSink(), pool
+    scheduler.outbox, scheduler.req_to_token_pool = module.StateSink(), pool
     scheduled = SimpleNamespace(
         reqs=[
             SimpleNamespace(

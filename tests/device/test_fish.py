@@ -114,7 +114,7 @@ def test_greedy_frames(engine: OmniEngine) -> None:
     prompt = step(engine)
     frame = step(engine)
     # The tokens that the host chose go back for the other codes of their frames.
-    assert (frame.host_reads, frame.uploads) == (1, 2)
+    assert (frame.host_reads, frame.uploads, frame.downloads) == (1, 2, 1)
     assert prompt.host_reads == 1
     assert prompt.uploads <= 8
     assert [len(state.frames) for state in states] == [2, 2]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from sglang_omni.model_runner.cuda_graphs import GraphedStep
-from sglang_omni.model_runner.host_copies import to_device
+from sglang_omni.model_runner.host_copies import HostCopy, to_device
 
 
 class Copies(TorchFunctionMode):
@@ -56,3 +56,20 @@ def test_they_come_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_they_are_what_was_given(device: str) -> None:
     given = torch.arange(6).view(2, 3).t()
     assert to_device(given, torch.device(device)).tolist() == given.tolist()
+
+
+def test_a_copy_to_the_host_is_waited_for_only_to_read_it() -> None:
+    with fake_gpu(), Step() as step:
+        copy = HostCopy(torch.zeros(3, 16, dtype=torch.long, device=DEVICE))
+        assert not copy.is_done
+        assert (step.downloads, step.host_reads) == (1, 0)
+        assert copy.read().device.type == "cpu"
+        assert copy.is_done
+        assert (step.downloads, step.host_reads) == (1, 1)
+
+
+def test_what_is_on_the_host_stays_there() -> None:
+    given = torch.arange(3)
+    copy = HostCopy(given)
+    assert copy.is_done
+    assert copy.read() is given

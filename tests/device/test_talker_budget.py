@@ -62,8 +62,9 @@ def test_the_host_waits_for_nothing(*, drawn: bool, monkeypatch: pytest.MonkeyPa
         for frame in range(3):
             with Step() as step:
                 strategy.extract_output(model, FeedbackBatch(spans, [1, 2, 3, 4]), spans, StateSink())
-            # First codes and random numbers in one copy; the talker's rows, one replay, and the frames.
-            assert (step.host_reads, step.uploads, step.num_launches) == (0, 1, 2)
+            # First codes and random numbers in one copy; the talker's rows, one replay, and the frames, which
+            # leave together.
+            assert (step.host_reads, step.uploads, step.downloads, step.num_launches) == (0, 1, 1, 2)
             assert len(recorder.replayed) == frame + 1
 
             spans = [SequenceSpan(each, ROWS + frame, 1, i, True) for i, each in enumerate(states)]
@@ -78,5 +79,5 @@ def test_the_host_waits_for_nothing(*, drawn: bool, monkeypatch: pytest.MonkeyPa
         # One of them ends: its row is left out.
         with Step() as step:
             strategy.extract_output(model, FeedbackBatch(spans, [1, EOS, 3, 4]), spans, StateSink())
-        assert (step.host_reads, step.uploads, step.num_launches) == (0, 2, 3)
+        assert (step.host_reads, step.uploads, step.downloads, step.num_launches) == (0, 2, 1, 3)
         assert [len(each.frames) for each in states] == [4, 3, 4, 4]

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from sglang_omni.engines.batching import BatchBuilder
 from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.returns import Returns
 from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.gpu_faults import after_failure, is_out_of_memory
 from sglang_omni.model_runner.config import DecoderConfig
@@ -26,6 +27,7 @@ class OmniEngine:
         self.runner = runner
         self._requests: dict[str, EngineRequest] = {}
         self._counters = StepCounters()
+        self._returns = Returns(runner.outbox, waits=runner.model.group.size > 1)
         self.stepped: Collection[str] = ()
 
     @property
@@ -38,7 +40,7 @@ class OmniEngine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return bool(self._returns) or self.scheduler.has_work
 
     @property
     def running(self) -> list[EngineRequest]:
@@ -51,6 +53,7 @@ class OmniEngine:
         self._requests[request.request_id] = request
 
     def abort(self, request_id: str) -> EngineRequest | None:
+        self._returns.forget(request_id)
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.scheduler.abort(request)
@@ -60,6 +63,8 @@ class OmniEngine:
         chunks = self.scheduler.schedule()
         self.stepped = [chunk.request.request_id for chunk in chunks]
         if not chunks:
+            if self._returns:
+                return self._returns.flush()
             lost = self.scheduler.give_up()
             if lost is None:
                 return []
@@ -78,7 +83,7 @@ class OmniEngine:
         for request in advanced:
             if request.finish_reason is not None:
                 del self._requests[request.request_id]
-        return advanced
+        return self._returns.after(advanced)
 
     def _make_room(self, newest: EngineRequest) -> EngineRequest:
         """Ends a request of a step for which the GPU had too little memory, so that the others go on.

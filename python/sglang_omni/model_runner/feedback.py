@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
+from sglang_omni.model_runner.host_copies import HostCopy
 from sglang_omni.model_runner.sequence import SequenceSpan
 
 
@@ -59,14 +60,65 @@ class FeedbackBatch(NamedTuple):
 class FeedbackSink(Protocol):
     """Takes the outputs of a step that are not tokens."""
 
-    def put(self, request: SequenceSpan, output: Tensor) -> None: ...
+    def put(self, requests: Sequence[SequenceSpan], outputs: Tensor) -> None:
+        """
+        Args:
+            outputs: (n, ...), one for each of ``requests``, on the decoder's device.
+        """
+        ...
+
+
+class FrameOutputs:
+    """The part of a sequence's state that a ``StateSink`` fills.
+
+    Attributes:
+        frames: What each step put out, on the decoder's device, for the input of the next.
+        arrived: The same on the host, (1, ...) each, as far as the copies have come and nobody took them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames: list[Tensor] = []
+        self.arrived: list[Tensor] = []
+
+    def take_arrived(self) -> Tensor | None:
+        """Removes and returns what has arrived, (n, ...); None if there is nothing."""
+        if not self.arrived:
+            return None
+        arrived, self.arrived = self.arrived, []
+        return arrived[0] if len(arrived) == 1 else torch.cat(arrived)
+
+
+class Departed(NamedTuple):
+    """The outputs of one step on their way to the host, in the order of ``states``."""
+
+    states: Sequence[FrameOutputs]
+    copy: HostCopy
+
+    def deliver(self) -> None:
+        """Gives the states their outputs. Waits for the copy."""
+        for state, output in zip(self.states, self.copy.read().split(1), strict=True):
+            state.arrived.append(output)
 
 
 class StateSink:
-    """Appends each output to ``frames`` of its sequence's state, for the next step and the stage's stream."""
+    """Gives each output to its sequence's ``FrameOutputs``: to the next step at once, and to the host by one
+    copy for all of a step.
+    """
 
-    def put(self, request: SequenceSpan, output: Tensor) -> None:
-        cast(Any, request.state).frames.append(output)
+    def __init__(self) -> None:
+        self._departed: list[Departed] = []
+
+    def put(self, requests: Sequence[SequenceSpan], outputs: Tensor) -> None:
+        states = [cast(FrameOutputs, request.state) for request in requests]
+        for state, output in zip(states, outputs.unbind(), strict=True):
+            state.frames.append(output)
+        self._departed.append(Departed(states, HostCopy(outputs)))
+
+    def take(self) -> list[Departed]:
+        """Removes and returns what was put since the last call."""
+        departed, self._departed = self._departed, []
+        return departed
 
 
 class FeedbackStrategy(Protocol):

@@ -24,6 +24,8 @@ from sglang_omni.model_runner.runner import ModelRunner
 class FeedbackARModelRunner(ModelRunner):
     """Chooses each step's first code. ``strategy`` makes the input rows and chooses all other codes."""
 
+    outbox: StateSink
+
     def __init__(
         self,
         model: Decoder,
@@ -34,7 +36,7 @@ class FeedbackARModelRunner(ModelRunner):
     ) -> None:
         super().__init__(model, cache, suppress_token_ids, decode)
         self._strategy = strategy
-        self._outbox = StateSink()
+        self.outbox = StateSink()
         self.feedback = FeedbackBuffers()
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:
@@ -59,4 +61,4 @@ class FeedbackARModelRunner(ModelRunner):
         if tokens:
             self.feedback.output_rows = hidden
             sampled = [span for span in batch.spans if span.samples]
-            self._strategy.extract_output(self, FeedbackBatch(batch.spans, tokens), sampled, self._outbox)
+            self._strategy.extract_output(self, FeedbackBatch(batch.spans, tokens), sampled, self.outbox)

@@ -10,6 +10,7 @@ from torch import Tensor
 from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.decoder import Decoder
+from sglang_omni.model_runner.feedback import StateSink
 from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.sampling import Sampler, SamplingRow
 from sglang_omni.model_runner.token_scores import PromptRows
@@ -25,7 +26,12 @@ class ModelRunner:
     Args:
         suppress_token_ids: Tokens that are never chosen.
         decode: The step of batches that have ``step``.
+
+    Attributes:
+        outbox: Takes what steps put out beside tokens; None if they do not.
     """
+
+    outbox: StateSink | None = None
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sglang_omni.model_runner.demands import TokenDemands, add_biases, apply_masks
 from sglang_omni.model_runner.draws import Drawn, Draws
-from sglang_omni.model_runner.host_copies import to_device
+from sglang_omni.model_runner.host_copies import HostCopy, to_device
 from sglang_omni.model_runner.penalties import NewTokens, Penalties, TokenHistory
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.token_scores import ScoreRequest, StepScores
@@ -84,21 +84,21 @@ class Choice:
         # One copy brings tokens and marks to the host.
         tokens, short = drawn.tokens, drawn.short
         self._packed = tokens.unsqueeze(0) if short is None else torch.stack([tokens, short.long()])
-        self._fetched: Tensor | None = None
+        self._fetched: HostCopy | None = None
         self.tokens = self._packed[0]
         if scores is not None:
             scores.choose(self.tokens)
 
     def fetch(self) -> None:
-        """Queues the copy to the host. What is queued before it must be over when ``read`` is called."""
-        self._fetched = self._packed.to("cpu", non_blocking=True)
+        """Queues the copy to the host, so that ``read`` does not wait for what is queued after it."""
+        self._fetched = HostCopy(self._packed)
 
     def read(self) -> Tensor:
         """The tokens (S,) int64 on the host, and their scores delivered. Called once.
 
-        Here the host waits for the device, unless it has done so since ``fetch``.
+        Here the host waits for the device.
         """
-        packed = self._packed.cpu() if self._fetched is None else self._fetched
+        packed = self._packed.cpu() if self._fetched is None else self._fetched.read()
         # It holds the step's logits.
         again, self._again = self._again, None
         if again is not None and 1 in packed[1].tolist():

@@ -12,6 +12,7 @@ from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest, RequestStatus
+from sglang_omni.engines.returns import Returns
 from sglang_omni.engines.sglang.compat import Runtime
 from sglang_omni.engines.sglang.lora import adapters
 from sglang_omni.engines.sglang.memory import own_pool
@@ -58,6 +59,8 @@ class SGLangEngine:
         # True after a step that could run nothing: only a new or aborted request can change that.
         self._stalled = False
         self._counters = StepCounters()
+        outbox = None if spec.strategy is None else self.scheduler.outbox
+        self._returns = Returns(outbox, waits=options.tp.size > 1)
         self.stepped: Collection[str] = ()
 
     @property
@@ -70,7 +73,8 @@ class SGLangEngine:
     def has_work(self) -> bool:
         scheduler = self.scheduler
         if (
-            scheduler.has_unread
+            self._returns
+            or scheduler.has_unread
             or scheduler.has_ready_running
             or any(req.is_ready for req in scheduler.parked)
         ):
@@ -100,6 +104,7 @@ class SGLangEngine:
         self._stalled = False
 
     def abort(self, request_id: str) -> EngineRequest | None:
+        self._returns.forget(request_id)
         req = self._requests.pop(request_id, None)
         if req is None:
             return None
@@ -119,7 +124,7 @@ class SGLangEngine:
         self._stalled = not stepped and not self.scheduler.has_unread
         self.stepped = [req.request.request_id for req in stepped]
         if not stepped:
-            return []
+            return self._returns.flush()
         self._counters.count(len(stepped), [req.request for req in stepped if req.took_token])
         advanced: list[EngineRequest] = []
         for req in stepped:
@@ -132,7 +137,7 @@ class SGLangEngine:
                 request.status = RequestStatus.FINISHED
                 request.history = None
                 del self._requests[request.request_id]
-        return advanced
+        return self._returns.after(advanced)
 
     def flush_cache(self) -> None:
         with self._runtime.active():

@@ -64,6 +64,7 @@ class HoldingScheduler(Scheduler):
     Attributes:
         parked: Requests whose prompts are not complete, in the order of arrival.
         num_retracted: How often a request lost its KV to others.
+        outbox: Takes what steps put out beside tokens.
     """
 
     running_batch: ScheduleBatch
@@ -89,7 +90,7 @@ class HoldingScheduler(Scheduler):
             self._war_barrier_enabled = self.device != "cpu"
         self._strategy = spec.strategy
         self._captures_all = spec.captures_all
-        self._outbox = StateSink()
+        self.outbox = StateSink()
 
     def init_all_cuda_graphs(self) -> None:
         """Called when weights and cache are there, before SGLang captures decode steps.
@@ -255,7 +256,6 @@ class HoldingScheduler(Scheduler):
         # With overlap, some may have ended since it was launched.
         self._stepped |= {req: None for req in batch.reqs if not req.finished()}
         if self.enable_overlap:
-            result.copy_done.synchronize()
             with self.forward_stream_ctx:
                 result.next_token_ids = choice.read()
         self.process_batch_result(batch, result)
@@ -359,7 +359,7 @@ class HoldingScheduler(Scheduler):
             rows = rows[to_device(torch.tensor(sampled), rows.device)]
         decoder.feedback.output_rows = rows
         scheduled = FeedbackBatch(spans, [tokens[index] for index in sampled])
-        strategy.extract_output(decoder, scheduled, [spans[index] for index in sampled], self._outbox)
+        strategy.extract_output(decoder, scheduled, [spans[index] for index in sampled], self.outbox)
 
     @property
     def is_stuck(self) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import cast
 
-import torch
-
 from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.engines.request import FinishReason
 from sglang_omni.model_runner.sampling import RepetitionRule
@@ -68,8 +66,8 @@ class _PassageState(FrameState):
 class DualAR:
     """The callbacks of the stage's ``OmniScheduler``; its payloads are ``SpeechInput``.
 
-    Streams (frames, groups) int64 codes to the next stage, on the decoders' device, from which the edge moves
-    them if it must. Results are ``{"finish_reason", "usage"}``.
+    Streams (frames, groups) int64 codes to the next stage, on the host. Results are
+    ``{"finish_reason", "usage"}``.
 
     Args:
         max_passage_frames: Limit of a passage, if the request has none for the whole.
@@ -164,14 +162,9 @@ class DualAR:
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
-        """The new frames: each token is a frame's first code, except the one that ends a passage."""
-        told = len(request.output_token_ids) - len(new_token_ids)
-        frames = cast(FrameState, request.state).frames[told:]
-        if not frames:
-            return []
-        # A step makes one frame, which is lent or copied as it is.
-        codes = frames[0].unsqueeze(0) if len(frames) == 1 else torch.stack(frames)
-        return [OutgoingMessage(request.request_id, "stream", codes)]
+        """The frames whose codes have come to the host."""
+        codes = cast(FrameState, request.state).take_arrived()
+        return [] if codes is None else [OutgoingMessage(request.request_id, "stream", codes)]
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         speech = cast(_PassageState, request.state).speech

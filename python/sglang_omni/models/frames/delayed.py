@@ -53,6 +53,7 @@ class DelayedStrategy(FrameStrategy):
                     row[group] = draw_plain(logits[group], state.draw())
             state.is_over = state.delay.add(row)
             rows.append(row)
-        for span, state, frame in zip(spans, states, self.upload(torch.tensor(rows)).unbind(), strict=True):
+        for state, frame in zip(states, self.upload(torch.tensor(rows)).unbind(), strict=True):
+            # For the next step. The host has them, for the stage's stream.
             if not state.is_over:
-                outbox.put(span, frame)
+                state.frames.append(frame)

@@ -39,7 +39,6 @@ class _Part(FrameState):
         index: Which of the parts it is.
         usage: Prompt and completion tokens of all parts before it.
         cut: True if one of them reached its limit of frames.
-        streamed: The frames that have gone out.
     """
 
     def __init__(
@@ -47,7 +46,6 @@ class _Part(FrameState):
     ) -> None:
         super().__init__(prompt, sampling, pattern)
         self.index = 0
-        self.streamed = 0
         self.usage = (0, 0)
         self.cut = False
 
@@ -55,7 +53,7 @@ class _Part(FrameState):
 class FrameSpeaker:
     """The callbacks of the stage's ``OmniScheduler``; its payloads are ``SpeechParts``.
 
-    Streams (frames, groups) int64 codes. Results are ``{"finish_reason", "usage"}``.
+    Streams (frames, groups) int64 codes on the host. Results are ``{"finish_reason", "usage"}``.
 
     Args:
         stage: The stage's name in ``stage_params``.
@@ -140,11 +138,9 @@ class FrameSpeaker:
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
-        """The frames that the new codes complete."""
-        state = cast(_Part, request.state)
-        frames = state.spoken(state.streamed)
-        state.streamed += len(frames)
-        return [OutgoingMessage(request.request_id, "stream", frames)] if len(frames) else []
+        """The frames that are complete and have come to the host."""
+        frames = cast(_Part, request.state).take_arrived()
+        return [] if frames is None else [OutgoingMessage(request.request_id, "stream", frames)]
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
         prompt_tokens, frames = _usage(request)

@@ -8,19 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sglang_omni.model_runner.feedback import FrameOutputs
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.frames.delay import DelayedRows, DelayPattern
 
 
-class FrameState:
-    """
+class FrameState(FrameOutputs):
+    """Of which ``frames`` are (G,) int64 codes each.
+
     Args:
         prompt: A text token or a frame, (G,) int64 codes, for each place of the prompt.
         sampling: Of the codes after a frame's first.
         pattern: Of prompt and speech, whose frames are then its rows.
 
     Attributes:
-        frames: (G,) int64 codes of each spoken frame.
         delay: The spoken rows of the pattern; None without one.
         generator: Random generator of the codes; None if they are not drawn.
         is_over: True once a frame was the last.
@@ -32,13 +33,15 @@ class FrameState:
         sampling: RequestSampling,
         pattern: DelayPattern | None = None,
     ) -> None:
+        super().__init__()
         self.sampling = sampling
         self.delay: DelayedRows | None = None
         if pattern is not None:
             self.delay = DelayedRows(pattern, [row for row in prompt if isinstance(row, Tensor)])
-        self.frames: list[Tensor] = []
         self.generator: random.Random | None = None
         self.is_over = False
+        # Of a pattern's frames.
+        self._num_taken = 0
         self._prompt = prompt
 
     def is_ready(self, num_tokens: int) -> bool:
@@ -53,12 +56,19 @@ class FrameState:
         """Whether ``row(place)`` is a frame."""
         return isinstance(self.row(place), Tensor)
 
-    def spoken(self, first: int = 0) -> Tensor:
-        """The frames (n, G) from number ``first`` on as the codec has them: of a pattern, on the host."""
+    def spoken(self) -> Tensor:
+        """All frames (n, G) as the codec has them: of a pattern, on the host."""
         if self.delay is not None:
-            return self.delay.frames(first)
-        new = self.frames[first:]
-        return torch.stack(new) if new else torch.zeros((0, 0), dtype=torch.int64)
+            return self.delay.frames(0)
+        return torch.stack(self.frames) if self.frames else torch.zeros((0, 0), dtype=torch.int64)
+
+    def take_arrived(self) -> Tensor | None:
+        """As the codec has them, too."""
+        if self.delay is None:
+            return super().take_arrived()
+        new = self.delay.frames(self._num_taken)
+        self._num_taken += len(new)
+        return new if len(new) else None
 
     def ends(self) -> bool:
         """``EngineRequest.ends``."""

@@ -161,12 +161,18 @@ class FrameStrategy:
             codes: (B, G) int64, the frames; ``first_codes`` are the first column.
         """
         end = self._decoder.end_code
-        for span, first, frame in zip(spans, first_codes, codes.unbind(), strict=True):
+        sounding: list[int] = []
+        for index, (span, first) in enumerate(zip(spans, first_codes, strict=True)):
             # The host waits for a frame only if its first code lets it be the last.
-            same = (frame == first).tolist() if first == end else [False]
+            same = (codes[index] == first).tolist() if first == end else [False]
             state_of(span).is_over = all(same[:-1]) and len(same) > 1
             if not all(same):
-                outbox.put(span, frame)
+                sounding.append(index)
+        if not sounding:
+            return
+        if len(sounding) < len(spans):
+            codes = codes.index_select(0, self.upload(torch.tensor(sounding)))
+        outbox.put([spans[index] for index in sounding], codes)
 
     def _given(self, first_codes: Sequence[int], states: Sequence[FrameState]) -> Tensor:
         """(B, 1) float64, first codes; if any sequence draws, with rows of ``draw_codes`` behind them."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from sglang_omni.engines import EngineRequest
 from sglang_omni.models.multimodal.payloads import TalkerInput
 from sglang_omni.models.multimodal.talker import Talker
@@ -18,8 +16,7 @@ from sglang_omni.scheduling.messages import OutgoingMessage
 
 
 class Qwen3Talker(Talker[Qwen3TalkerState]):
-    """A ``Talker`` that streams frames as (frames, groups), on its device, from which the edge moves them if
-    it must."""
+    """A ``Talker`` that streams frames as (frames, groups) on the host."""
 
     # The last code makes no frame.
     warm_up_codes = 4
@@ -63,14 +60,9 @@ class Qwen3Talker(Talker[Qwen3TalkerState]):
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
-        # Each token is a frame's first code, except the one that ends the speech.
-        start = len(request.output_token_ids) - len(new_token_ids)
-        frames = self._state(request).frames[start:]
-        if not frames:
-            return []
-        # A step makes one frame, which is lent or copied as it is.
-        codes = frames[0].unsqueeze(0) if len(frames) == 1 else torch.stack(frames)
-        return [OutgoingMessage(request.request_id, "stream", codes)]
+        """The frames whose codes have come to the host."""
+        codes = self._state(request).take_arrived()
+        return [] if codes is None else [OutgoingMessage(request.request_id, "stream", codes)]
 
     def _feed(self, state: Qwen3TalkerState, item: ThinkerText) -> None:
         if item["media_hidden"] is not None:

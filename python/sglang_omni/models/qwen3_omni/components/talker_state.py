@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from sglang_omni.model_runner.feedback import FrameOutputs
 from sglang_omni.models.multimodal.talker_state import TalkerState
 from sglang_omni.models.qwen3_omni.components.talker_prompt import TalkerPrompt
 
 
-class Qwen3TalkerState(TalkerState):
-    """A ``TalkerState`` whose steps make frames; ``text_rows`` are projected to the talker's hidden size.
+class Qwen3TalkerState(FrameOutputs, TalkerState):
+    """A ``TalkerState`` whose steps make frames, (G,) int64 codes of G groups.
+
+    Its ``text_rows`` are projected to the talker's hidden size.
 
     Args:
         max_new_tokens: Limit of first codes; the last one makes no frame.
@@ -22,7 +25,6 @@ class Qwen3TalkerState(TalkerState):
             codes, because equal generators would repeat draws.
         media_hidden: (M, thinker hidden size), the thinker's hidden states of all placeholders of its prompt;
             needed if the user's turns have media.
-        frames: (G,) int64 codes of each frame, on the talker's device; G is the number of code groups.
     """
 
     def __init__(self, prompt: TalkerPrompt, *, max_new_tokens: int) -> None:
@@ -31,7 +33,6 @@ class Qwen3TalkerState(TalkerState):
         self.max_new_tokens = max_new_tokens
         self.generator: random.Random | None = None
         self.media_hidden: Tensor | None = None
-        self.frames: list[Tensor] = []
         self._text_ids = list(prompt.answer_ids)
         self._num_generated = 0
 

@@ -158,9 +158,7 @@ class Qwen3TalkerStrategy(TalkerStrategy[Qwen3TalkerState]):
         )
         if len(speaking) < len(requests):
             hidden = hidden.index_select(0, to_device(torch.tensor(speaking), hidden.device))
-        # The frames stay where they are: for the next rows, and for the stage's stream.
-        for index, frame in zip(speaking, self._frames(hidden, given).unbind(), strict=True):
-            outbox.put(requests[index], frame)
+        outbox.put([requests[index] for index in speaking], self._frames(hidden, given))
 
     def _draws(self, states: Sequence[Qwen3TalkerState]) -> list[list[float]]:
         """The random numbers of each frame's residual codes; none if all take the likeliest codes."""
