@@ -156,6 +156,10 @@ class HiggsOracle:
             frames = self.processor.revert_delay_pattern(rows).clip(0, config.audio_stream_bos_id - 1)
         return HiggsSaid(frames.tolist(), self.decode(frames), ended)
 
+    def speak_after(self, frames: Sequence[Sequence[int]], said: str, text: str, max_rows: int) -> HiggsSaid:
+        """The same of a text after one that was said in ``frames``, which no sound need have."""
+        return self.speak(text, max_rows, [SaidBefore(said, frames=frames)])
+
     def decode(self, frames: Any) -> Tensor:
         """Samples (n,) of frames."""
         import torch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import soundfile
 import torch
 from csm_oracle import RATE, CsmOracle
 from sample_media import sound
+from spoken_parts import frames_of_parts
 
 from parity import Subject
 from sglang_omni.models.csm.config import CsmPipelineConfig
@@ -38,17 +38,7 @@ class Spoken:
     def answers(self, case: Case) -> Answer:
         text, limit = case.inputs["text"], case.params["max_new_tokens"]
         if text == " ".join(_PARTS):
-            said = self._oracle.speak(_PARTS[0], limit)
-            frames = list(said.frames)
-            for before, part in pairwise(_PARTS):
-                # A part without a sound says nothing about a voice.
-                heard = said.frames
-                said = (
-                    self._oracle.speak_after(heard, before, part, limit)
-                    if heard
-                    else self._oracle.speak(part, limit)
-                )
-                frames += said.frames
+            frames = frames_of_parts(self._oracle, _PARTS, limit)
             return Answer(codes=frames, samples=self._oracle.decode(frames).numpy())
         turn: dict[str, Any] = {"voice": case.params["voice"]}
         if (recorded := case.params.get("ref_audio")) is not None:

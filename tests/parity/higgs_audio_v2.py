@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import soundfile
 import torch
 from higgs_oracle import RATE, HiggsOracle, SaidBefore
 from sample_media import sound
+from spoken_parts import frames_of_parts
 
 from parity import Subject
 from sglang_omni.models.higgs_audio_v2.config import HiggsAudioPipelineConfig
@@ -39,13 +39,7 @@ class HiggsSpoken:
     def answers(self, case: Case) -> Answer:
         text, limit = case.inputs["text"], case.params["max_new_tokens"]
         if text == " ".join(_PARTS):
-            said = self._oracle.speak(_PARTS[0], limit)
-            frames = list(said.frames)
-            for before, part in pairwise(_PARTS):
-                # A part without a sound says nothing about a voice.
-                heard = [SaidBefore(before, frames=said.frames)] if said.frames else []
-                said = self._oracle.speak(part, limit, heard)
-                frames += said.frames
+            frames = frames_of_parts(self._oracle, _PARTS, limit)
             return Answer(codes=frames, samples=self._oracle.decode(frames).numpy())
         heard, scene = [], {}
         if (recorded := case.params.get("ref_audio")) is not None:
