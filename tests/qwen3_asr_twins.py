@@ -59,7 +59,9 @@ class Qwen3ASRTwins:
 
     def ours(self, sounds: Any, path: Path | None = None, **options: Any) -> list[Transcribed]:
         stage = {
-            name: options.pop(name) for name in list(options) if name in ("engine", "max_running_requests")
+            name: options.pop(name)
+            for name in list(options)
+            if name in ("engine", "max_running_requests", "overlap_schedule")
         }
         scheduler = create_transcribe(
             str(path or self.path), num_threads=1, piece_seconds=PIECE_SECONDS, max_total_tokens=4096, **stage

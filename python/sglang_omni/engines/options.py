@@ -45,8 +45,8 @@ class EngineOptions:
         attention_backend: SGLang's name; None for its choice by the hardware.
         cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
         prefill_cuda_graph: True if prompts are, too, by SGLang's own model classes.
-        overlap_schedule: True if SGLang launches a step of a model of its own before it reads the tokens of
-            the last one; None for yes on a GPU.
+        overlap_schedule: True if SGLang launches a step before it reads the tokens of the last one, of a
+            decoder that ``steps_ahead``; None for yes on a GPU.
         device: ``"cpu"`` or ``"cuda:N"``.
         mem_fraction_static: Share of a GPU's memory for weights and KV pool; SGLang then sizes the pool by
             the memory that it finds free.
@@ -133,6 +133,15 @@ class DecoderSpec:
     suppress_token_ids: tuple[int, ...] = ()
     open_checkpoint: OpenCheckpoint = Checkpoint
     takes_media: bool = False
+
+    @property
+    def steps_ahead(self) -> bool:
+        """True if the inputs of a step are on the device, or on the host since before the last one.
+
+        A strategy makes them of the last step's tokens. Hidden states that are kept for a talker leave with
+        the tokens that they belong to.
+        """
+        return self.strategy is None and self.capture_layer is None
 
     @classmethod
     def from_dir(cls, model_path: str | Path) -> DecoderSpec:

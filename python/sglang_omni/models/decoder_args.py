@@ -29,6 +29,8 @@ class DecoderArgs(TypedDict, total=False):
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the GPU.
         cuda_graph: False to launch each kernel of a step on a GPU on its own.
+        overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
+            yes on a GPU. Of no effect on talkers, and on thinkers that answer in speech.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache, as SGLang counts.
         total_gpu_memory_fraction: Share of the GPU's memory for all that the stage takes there.
     """
@@ -42,6 +44,7 @@ class DecoderArgs(TypedDict, total=False):
     kv_cache_dtype: str
     attention_backend: str | None
     cuda_graph: bool
+    overlap_schedule: bool | None
     mem_fraction_static: float | None
     total_gpu_memory_fraction: float | None
 
@@ -72,9 +75,6 @@ class LanguageModelArgs(ThinkerArgs, total=False):
     Attributes:
         prefill_cuda_graph: True if SGLang captures prompts as CUDA graphs, too; None for yes if memory
             allows.
-        overlap_schedule: True if SGLang launches a step before the tokens of the last one are read; None for
-            yes on a GPU.
     """
 
     prefill_cuda_graph: bool | None
-    overlap_schedule: bool | None

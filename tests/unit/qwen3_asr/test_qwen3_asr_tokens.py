@@ -72,8 +72,9 @@ def test_the_layout_of_the_authors(twins: Qwen3ASRTwins, tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_on_sglang(twins: Qwen3ASRTwins) -> None:
-    answers = twins.ours(SOUNDS, language="en", engine="sglang")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_on_sglang(twins: Qwen3ASRTwins, overlap: bool) -> None:
+    answers = twins.ours(SOUNDS, language="en", engine="sglang", overlap_schedule=overlap)
     assert [told(answer) for answer in answers] == [twins.expected(sound, language="en") for sound in SOUNDS]
 
 

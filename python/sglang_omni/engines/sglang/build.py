@@ -53,7 +53,9 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
     # SGLang reads a config.json of its own while it starts, and not afterwards.
     with TemporaryDirectory(prefix="sglang-omni-") as folder:
         write_config(Path(folder), spec)
-        runtime = compat.Runtime(Path(folder), options, load_format=loader_of(spec))
+        runtime = compat.Runtime(
+            Path(folder), options, load_format=loader_of(spec), steps_ahead=spec.steps_ahead
+        )
         return SGLangEngine(runtime, spec, options)
 
 

@@ -184,9 +184,17 @@ class Runtime:
     Args:
         model_path: A directory with a ``config.json`` for SGLang.
         load_format: SGLang's name of a loader, or a loader class.
+        steps_ahead: As of ``DecoderSpec``.
     """
 
-    def __init__(self, model_path: Path, options: EngineOptions, *, load_format: Any = "auto") -> None:
+    def __init__(
+        self,
+        model_path: Path,
+        options: EngineOptions,
+        *,
+        load_format: Any = "auto",
+        steps_ahead: bool = True,
+    ) -> None:
         from sglang.srt import runtime_context
         from sglang.srt.server_args import PortArgs
 
@@ -195,7 +203,7 @@ class Runtime:
         self._options = options
         if options.device == "cpu" and options.tp.size > 1:
             _share_cores(options.tp.size)
-        self.server_args = server_args(model_path, options, load_format)
+        self.server_args = server_args(model_path, options, load_format, steps_ahead=steps_ahead)
         # No sockets: SGLang's other processes do not run here.
         self.port_args = PortArgs(
             tokenizer_ipc_name="",

@@ -212,6 +212,10 @@ class HoldingScheduler(Scheduler):
         """
         if not self.enable_overlap:
             return self._step()
+        if self._decoder is not None:
+            # On this thread's stream, media have come and were joined. What was launched keeps its requests,
+            # and they their media, until it is read.
+            self.schedule_stream.wait_stream(self.device_module.current_stream())
         with self.device_module.stream(self.schedule_stream):
             try:
                 return self._step()

@@ -71,12 +71,15 @@ def _check_names(options: EngineOptions, kind: str) -> None:
         raise ValueError(f"SGLang refuses it: {exc}") from None
 
 
-def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> Any:
+def server_args(
+    model_path: Path, options: EngineOptions, load_format: Any, *, steps_ahead: bool = True
+) -> Any:
     """The ``ServerArgs`` of an engine.
 
     Args:
         model_path: A directory with a ``config.json`` for SGLang.
         load_format: SGLang's name of a loader, or a loader class.
+        steps_ahead: As of ``DecoderSpec``.
 
     Raises:
         ValueError: Options that contradict each other, or that SGLang does not know.
@@ -92,7 +95,6 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
             f"chunked_prefill_size ({options.chunked_prefill_size}) must hold a page of page_size "
             f"({page_size}) tokens"
         )
-    # Our decoder makes the next step's inputs from the tokens of the last, and asks whether others have come.
     is_own = load_format == "auto"
     overlaps = kind != "cpu" if options.overlap_schedule is None else options.overlap_schedule
     per_device: dict[str, Any]
@@ -126,7 +128,7 @@ def server_args(model_path: Path, options: EngineOptions, load_format: Any) -> A
         kv_cache_dtype=options.kv_cache_dtype,
         sampling_backend="pytorch",
         grammar_backend="none",
-        disable_overlap_schedule=not (is_own and overlaps),
+        disable_overlap_schedule=not (steps_ahead and overlaps),
         disable_custom_all_reduce=kind == "cpu" or os.environ.get(CUSTOM_ALL_REDUCE) != "1",
         chunked_prefill_size=options.chunked_prefill_size,
         max_total_tokens=options.max_total_tokens + _POOL_SLACK * page_size,
