@@ -121,7 +121,7 @@ def walks(sent: list[tuple[int, int]], calls: dict[str, list[Call]]) -> list[Wal
     found = [
         Walk("a chat request, from the route to the first scheduler", 46, []),
         Walk("a payload, from one scheduler to the next", 14, []),
-        Walk("a chunk of sound, from the vocoder to the client", 33, []),
+        Walk("a chunk of sound, from the vocoder to the client", 31, []),
     ]
     for began, heard in sent:
         accepted = first(calls["read"], began, "Inbox.put")

@@ -6,7 +6,7 @@ import base64
 
 import numpy as np
 
-from sglang_omni.client.audio import decode_wav, encode_wav
+from sglang_omni.generation.audio import decode_wav, encode_wav
 
 
 def check_sound(answered: str, waveform: np.ndarray) -> None:

@@ -25,7 +25,7 @@ from published_server import served
 from published_speech import FISH
 from tokenizers import Tokenizer
 
-from sglang_omni.client.audio import decode_pcm
+from sglang_omni.generation.audio import decode_pcm
 
 TEXTS = ["Hello.", "How are you?", "It rains.", "Go on, and on.", "No.", "Why?", "Here it is.", "The end."]
 LONG = "This is the first sentence. Here comes another one, a bit longer! Is this the third? And the end."

@@ -22,8 +22,8 @@ from served_process import served_process
 from sound_checks import check_sound
 from waiting import PATIENCE, wait_until
 
-from sglang_omni.client.audio import decode_pcm, decode_wav
 from sglang_omni.config.schema.load import save_config
+from sglang_omni.generation.audio import decode_pcm, decode_wav
 from sglang_omni.models.qwen2_5_omni.config import Qwen25OmniColocatedPipelineConfig
 from sglang_omni.models.qwen2_5_omni.preprocess import SPEECH_PROMPT
 

@@ -24,9 +24,9 @@ from served_process import ServedProcess, served_process
 from sound_checks import check_sound
 from waiting import PATIENCE, wait_until
 
-from sglang_omni.client.audio import decode_pcm, decode_wav
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.schema.load import save_config
+from sglang_omni.generation.audio import decode_pcm, decode_wav
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniColocatedPipelineConfig, Qwen3OmniPipelineConfig
 
 CASES = {case.name: case for case in all_cases()}

@@ -21,8 +21,8 @@ from spoken_cascade import LETTER
 from tiny_checkpoints import TinyCheckpoint, with_tokenizer
 from waiting import until
 
-from sglang_omni.client.audio import decode_pcm
-from sglang_omni.client.samples import encode_wav
+from sglang_omni.generation.audio import decode_pcm
+from sglang_omni.generation.samples import encode_wav
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from sglang_omni.client.samples import decode_wav, encode_pcm
+from sglang_omni.generation.samples import decode_wav, encode_pcm
 
 
 class PortAudioError(Exception):

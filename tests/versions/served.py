@@ -21,7 +21,7 @@ from served_process import served_process
 
 from sglang_omni import Client, SyncClient
 from sglang_omni.client import GenerateRequest, SamplingParams
-from sglang_omni.client.audio import decode_pcm, decode_wav
+from sglang_omni.generation.audio import decode_pcm, decode_wav
 
 SGL_OMNI = Path(sys.executable).with_name("sgl-omni")
 # What `openai` has arguments for; the rest of a body goes beside them.

@@ -13,8 +13,11 @@ from typing import TypeVar
 
 from sglang_omni.cascade.local import part_pipeline
 from sglang_omni.cascade.part import DEFAULT_KEY_ENV, PartConfig, PartError, PartName, server_key
-from sglang_omni.client import Client, ClientError, GenerateChunk, GenerateRequest
-from sglang_omni.client.types import ServerUnreachable
+from sglang_omni.client import Client, ServerUnreachable
+from sglang_omni.generation.answer import AnswerBuilder, GenerateChunk
+from sglang_omni.generation.errors import ClientError
+from sglang_omni.generation.local import LocalTransport
+from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import RequestError
 
@@ -81,25 +84,34 @@ class PartConnection:
         # How long a start may take is for the outer pipeline to say.
         await runner.start(timeout=math.inf)
         client = Client(runner.coordinator)
-        client.require_answers()
+        if isinstance(client.transport, LocalTransport):
+            client.transport.must_answer = True
         return cls(name, config, client, runner)
 
-    async def chunks(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
-        """``Client.generate``, with the part's model and errors. Leaving it early ends the request there.
+    async def parts(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        """``Transport.parts``, with the part's model and errors. Leaving it early ends the request there.
 
         Raises:
             RequestError: The request is refused, or the part failed: 502, or 504 if it is silent.
         """
         request = replace(request, model=await self._named())
-        async with aclosing(self.client.generate(request)) as chunks:
+        async with aclosing(self.client.transport.parts(request)) as parts:
             while True:
                 try:
-                    chunk = await self._in_time(anext(chunks, None))
+                    part = await self._in_time(anext(parts, None))
                 except Exception as exc:
                     raise self.told(exc) from exc
-                if chunk is None:
+                if part is None:
                     return
-                yield chunk
+                yield part
+
+    async def whole(self, request: GenerateRequest) -> GenerateChunk:
+        """The whole answer; errors are those of ``parts``."""
+        answer = AnswerBuilder()
+        async with aclosing(self.parts(request)) as parts:
+            async for part in parts:
+                answer.join(part)
+        return answer.whole()
 
     async def close(self) -> None:
         await self.client.close()

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.cascade.connection import PartConnection
-from sglang_omni.client import GenerateChunk, GenerateRequest
-from sglang_omni.client.client import transcription_request
-from sglang_omni.client.samples import encode_wav
-from sglang_omni.client.transport import Deltas
+from sglang_omni.generation.answer import AnswerBuilder, GenerateChunk
+from sglang_omni.generation.request import transcription_request
+from sglang_omni.generation.samples import encode_wav
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE
 from sglang_omni.models.speech_chat.conversation import for_thinker, with_transcripts
 from sglang_omni.preprocessing.request import answers_in_text, stage_params, task_of, wants_stream
@@ -73,7 +72,7 @@ class RemoteHearing:
         if key in self._cache:
             self._cache.move_to_end(key)
             return self._cache[key]
-        whole = await self._last(transcription_request(encode_wav(clip, SAMPLE_RATE)))
+        whole = await self._part.whole(transcription_request(encode_wav(clip, SAMPLE_RATE)))
         self._cache[key] = text = whole.text.strip()
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
@@ -91,27 +90,19 @@ class RemoteHearing:
             translate=task_of(payload.request) == "translation",
             **given,
         )
-        last, deltas, told = None, Deltas(), 0
-        async with aclosing(self._part.chunks(asked)) as chunks:
-            async for last in chunks:
-                text, segments = deltas.new_text(last), _segments(last)
-                is_last = last.finish_reason is not None
-                new = segments[told:] if is_last else segments
-                told = len(segments) if is_last else told + len(segments)
-                if wants_stream(payload.request) and (text or new):
-                    request.put(TextChunk(modality="text", text=text, segments=new))
-        assert last is not None
-        result = Transcript(modality="text", text=deltas.text, segments=_segments(last))
-        if last.language is not None:
-            result["language"] = last.language
-        if last.duration is not None:
-            result["duration"] = last.duration
+        answer = AnswerBuilder()
+        async with aclosing(self._part.parts(asked)) as parts:
+            async for part in parts:
+                answer.join(part)
+                if wants_stream(payload.request) and (part.text or part.segments):
+                    request.put(TextChunk(modality="text", text=part.text, segments=_segments(part)))
+        whole = answer.whole()
+        result = Transcript(modality="text", text=whole.text, segments=_segments(whole))
+        if whole.language is not None:
+            result["language"] = whole.language
+        if whole.duration is not None:
+            result["duration"] = whole.duration
         return {**result}
-
-    async def _last(self, asked: GenerateRequest) -> GenerateChunk:
-        async with aclosing(self._part.chunks(asked)) as chunks:
-            *_, last = [chunk async for chunk in chunks]
-        return last
 
 
 def _segments(chunk: GenerateChunk) -> list[Any]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sglang_omni.cascade.connection import PartConnection
-from sglang_omni.client import GenerateRequest
-from sglang_omni.client.transport import Deltas
+from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.models.speech_chat.components.voice import speakable
 from sglang_omni.models.speech_chat.speak import FIRST_CLAUSE_CHARS
 from sglang_omni.preprocessing.request import mapping_param, stage_params, task_of, wants_stream
@@ -77,12 +76,10 @@ class RemoteSpeaking:
 
     async def _speak(self, sentence: str, payload: StagePayload, sound: asyncio.Queue[Any]) -> None:
         """Puts ``(samples, sample_rate)`` into ``sound`` as they come, and the end."""
-        deltas = Deltas()
-        async with aclosing(self._part.chunks(self._asked(sentence, payload))) as chunks:
-            async for chunk in chunks:
-                samples = deltas.new_audio(chunk)
-                if samples is not None:
-                    sound.put_nowait((samples, deltas.sample_rate))
+        async with aclosing(self._part.parts(self._asked(sentence, payload))) as parts:
+            async for part in parts:
+                if (samples := part.samples) is not None:
+                    sound.put_nowait((samples, part.sample_rate))
         sound.put_nowait(_END)
 
     def _asked(self, sentence: str, payload: StagePayload) -> GenerateRequest:

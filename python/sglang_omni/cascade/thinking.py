@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any
 
 from sglang_omni.cascade.connection import PartConnection
-from sglang_omni.client import GenerateChunk, GenerateRequest, SamplingParams
-from sglang_omni.client.transport import Deltas
+from sglang_omni.generation.answer import AnswerBuilder, GenerateChunk
+from sglang_omni.generation.request import GenerateRequest, SamplingParams
 from sglang_omni.models.text_answer import text_chunks
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.template_forms import with_arguments
@@ -44,14 +44,13 @@ class RemoteThinker:
             RequestError: The server refuses the request, or fails.
         """
         payload = request.payload
-        deltas, last = Deltas(), None
-        async with aclosing(self._part.chunks(chat_of(payload))) as chunks:
-            async for chunk in chunks:
-                for message in text_chunks(payload, _news(chunk, deltas), speaker=self._speaker):
+        answer = AnswerBuilder()
+        async with aclosing(self._part.parts(chat_of(payload))) as parts:
+            async for part in parts:
+                answer.join(part)
+                for message in text_chunks(payload, _new_fields(part), speaker=self._speaker):
                     request.send(message)
-                last = chunk
-        assert last is not None
-        return _result(last, deltas, payload)
+        return _result(answer.whole(), payload)
 
 
 def chat_of(payload: StagePayload) -> GenerateRequest:
@@ -89,30 +88,30 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     return sent
 
 
-def _news(chunk: GenerateChunk, deltas: Deltas) -> dict[str, Any]:
-    text, reasoning = deltas.new_text(chunk), deltas.new_reasoning(chunk)
-    calls = deltas.new_tool_calls(chunk)
-    if not (text or reasoning or calls):
+def _new_fields(part: GenerateChunk) -> dict[str, Any]:
+    """What is new in the text, as a stage sends it."""
+    if not (part.text or part.reasoning or part.tool_calls):
         return {}
-    news: dict[str, Any] = {"text": text}
-    if reasoning:
-        news["reasoning"] = reasoning
-    if calls:
-        news["tool_calls"] = [asdict(call) for call in calls]
-    return news
+    return {"text": part.text, **_beside_text(part)}
 
 
-def _result(last: GenerateChunk, deltas: Deltas, payload: StagePayload) -> TextResult:
+def _beside_text(answer: GenerateChunk) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if answer.reasoning:
+        fields["reasoning"] = answer.reasoning
+    if answer.tool_calls:
+        fields["tool_calls"] = [asdict(call) for call in answer.tool_calls]
+    return fields
+
+
+def _result(whole: GenerateChunk, payload: StagePayload) -> TextResult:
     result = TextResult(
         modality="text",
-        text=deltas.text,
-        finish_reason=last.finish_reason,
+        text=whole.text,
+        finish_reason=whole.finish_reason,
         input_transcript=payload.data.get("input_transcript"),
     )
-    if last.usage is not None:
-        result["usage"] = last.usage.to_dict()  # type: ignore[typeddict-item]
-    if deltas.reasoning:
-        result["reasoning"] = deltas.reasoning
-    if last.tool_calls:
-        result["tool_calls"] = [asdict(call) for call in last.tool_calls]
+    result.update(_beside_text(whole))  # type: ignore[typeddict-item]
+    if whole.usage is not None:
+        result["usage"] = whole.usage.to_dict()  # type: ignore[typeddict-item]
     return result

@@ -10,9 +10,9 @@ from typing import BinaryIO, Self
 
 from sglang_omni.cli.connection import CommandError
 from sglang_omni.client import Player, SoundDeviceError
-from sglang_omni.client.audio import AudioFileEncoder
-from sglang_omni.client.samples import Samples, streamed_wav_header
 from sglang_omni.client.sound import format_of
+from sglang_omni.generation.audio import AudioFileEncoder
+from sglang_omni.generation.samples import Samples, streamed_wav_header
 
 
 class SoundFile(AbstractContextManager["SoundFile"]):

@@ -97,7 +97,7 @@ def _rendered(form: str, name: str, result: TranscriptionResult) -> str:
             ],
         }
         return json.dumps(fields, ensure_ascii=False)
-    from sglang_omni.client.subtitles import srt, vtt
+    from sglang_omni.generation.subtitles import srt, vtt
 
     return (srt if form == "srt" else vtt)(result).rstrip("\n") + "\n"
 

@@ -1,7 +1,6 @@
 """Clients of a pipeline: through its coordinator in this process, or over HTTP through a base URL."""
 
-from sglang_omni.client.audio import NoAudioError
-from sglang_omni.client.client import Client, transcription_request
+from sglang_omni.client.client import Client
 from sglang_omni.client.devices import Player, SoundDeviceError, microphone, play, record
 from sglang_omni.client.sound import Sound, save
 from sglang_omni.client.sync import SyncClient
@@ -27,6 +26,8 @@ from sglang_omni.client.types import (
     UsageInfo,
     VoiceList,
 )
+from sglang_omni.generation.errors import NoAudioError
+from sglang_omni.generation.request import transcription_request
 from sglang_omni.proto import RequestError
 
 __all__ = [

@@ -7,24 +7,30 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from sglang_omni.client.audio import AudioFileEncoder, Base64Pieces
-from sglang_omni.client.local import CoordinatorLike, LocalTransport
-from sglang_omni.client.observer import RequestObserver
-from sglang_omni.client.transport import Deltas, Transport
 from sglang_omni.client.types import (
     AbortResult,
-    CompletionResult,
     CompletionStreamChunk,
-    GenerateChunk,
-    GenerateRequest,
     ModelInfo,
-    SpeechResult,
     SpeechStreamChunk,
-    TranscriptionResult,
     VoiceList,
 )
+from sglang_omni.generation.answer import AnswerBuilder, GenerateChunk
+from sglang_omni.generation.errors import ClientError
+from sglang_omni.generation.local import CoordinatorLike, LocalTransport
+from sglang_omni.generation.request import GenerateRequest, transcription_request
+from sglang_omni.generation.results import (
+    CompletionResult,
+    PartEncoder,
+    SpeechResult,
+    TranscriptionResult,
+    to_completion,
+    to_speech,
+)
+from sglang_omni.generation.samples import DEFAULT_SAMPLE_RATE
+from sglang_omni.generation.transport import Transport
 
 if TYPE_CHECKING:
+    from sglang_omni.client.http import HttpTransport
     from sglang_omni.client.realtime.session import RealtimeSession
 
 
@@ -49,6 +55,7 @@ class Client:
 
     Attributes:
         coordinator: The coordinator it was given; None over a base URL.
+        transport: The way to it, or to the server.
     """
 
     def __init__(
@@ -62,24 +69,27 @@ class Client:
         target = coordinator if base_url is None else base_url
         if target is None or (coordinator is not None and base_url is not None):
             raise TypeError("Client takes either a coordinator or a base URL")
-        self._transport: Transport
+        self.transport: Transport
         self.coordinator: CoordinatorLike | None = None
+        self._server: HttpTransport | None = None
         if isinstance(target, str):
             from sglang_omni.client.http import HttpTransport
 
-            self._transport = HttpTransport(target, api_key=api_key, max_retries=max_retries)
+            self.transport = self._server = HttpTransport(target, api_key=api_key, max_retries=max_retries)
         else:
             self.coordinator = target
-            self._transport = LocalTransport(target)
+            self.transport = LocalTransport(target)
 
     async def generate(
         self, request: GenerateRequest, request_id: str | None = None
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """Yields chunks as they come; the last one, with ``finish_reason``, is the whole result."""
+        """Yields what is new, as it comes; the last chunk, with ``finish_reason``, is the whole answer."""
         request.check()
-        async with aclosing(self._transport.generate(request, request_id)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        answer = AnswerBuilder()
+        async with aclosing(self.transport.parts(request, request_id)) as parts:
+            async for part in parts:
+                answer.join(part)
+                yield part if part.finish_reason is None else answer.whole()
 
     async def completion(
         self,
@@ -92,10 +102,13 @@ class Client:
         """The whole completion; its audio, if the request wants any, is encoded as ``audio_format``.
 
         Args:
-            on_chunk: Called with the chunks that it is joined from; over HTTP there are none.
+            on_chunk: Called with the chunks that it is joined from, each with what is new. Over HTTP, that
+                takes a codec for the audio here.
         """
         request.check()
-        return await self._transport.completion(request, request_id, audio_format, on_chunk)
+        if self._server is not None and on_chunk is None:
+            return await self._server.completion(request, request_id, audio_format)
+        return await to_completion(await self.transport.whole(request, request_id, on_chunk), audio_format)
 
     async def completion_stream(
         self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
@@ -106,38 +119,22 @@ class Client:
         its length, or raw samples for ``pcm16``.
         """
         request = replace(request, stream=True)
-        deltas, encoder, pieces = Deltas(), AudioFileEncoder(audio_format), Base64Pieces()
-        transcript: str | None = None
-        async with aclosing(self.generate(request, request_id)) as chunks:
-            async for chunk in chunks:
-                text, samples = deltas.new_text(chunk), deltas.new_audio(chunk)
-                is_last = chunk.finish_reason is not None
-                data = b""
-                if samples is not None:
-                    data = await encoder.off_loop(encoder.encode, samples, deltas.sample_rate)
-                if is_last:
-                    data += await encoder.off_loop(encoder.finish)
-                is_news = chunk.input_transcript is not None and transcript is None
-                transcript = transcript or chunk.input_transcript
+        request.check()
+        encoder = PartEncoder(audio_format)
+        async with aclosing(self.transport.parts(request, request_id)) as parts:
+            async for part in parts:
+                audio_b64 = await encoder.encode(part)
                 yield CompletionStreamChunk(
-                    request_id=chunk.request_id,
-                    text=text,
-                    token_ids=deltas.new_token_ids(chunk),
-                    modality=chunk.modality,
-                    audio_b64=pieces.add(data, last=is_last) or None,
-                    sample_rate=encoder.sample_rate or None,
-                    audio_seconds=0.0 if samples is None else len(samples) / deltas.sample_rate,
-                    finish_reason=chunk.finish_reason,
-                    usage=chunk.usage,
-                    stage_name=chunk.stage_name,
-                    input_transcript=transcript if is_news else None,
-                    timings=chunk.timings,
-                    worker=chunk.worker,
-                    audio_codes=chunk.audio_codes,
-                    reasoning=deltas.new_reasoning(chunk),
-                    tool_calls=deltas.new_tool_calls(chunk),
-                    logprobs=deltas.new_logprobs(chunk),
-                    prompt_logprobs=chunk.prompt_logprobs,
+                    request_id=part.request_id,
+                    text=part.text,
+                    modality=part.modality,
+                    audio_b64=audio_b64,
+                    sample_rate=encoder.sample_rate,
+                    finish_reason=part.finish_reason,
+                    usage=part.usage,
+                    stage_name=part.stage_name,
+                    audio_seconds=part.audio_seconds,
+                    **part.shared(),
                 )
 
     async def speech(
@@ -150,19 +147,19 @@ class Client:
     ) -> SpeechResult:
         """Speaks ``request.prompt``, ``speed`` times as fast as the voice's own pace."""
         request = _spoken(request, speed, stream=False)
-        return await self._transport.speech(request, request_id, response_format)
+        if self._server is not None:
+            return await self._server.speech(request, request_id, response_format)
+        return await to_speech(await self.transport.whole(request, request_id), response_format)
 
     async def speech_stream(
         self, request: GenerateRequest, *, request_id: str | None = None, speed: float = 1.0
     ) -> AsyncGenerator[SpeechStreamChunk, None]:
         """Speaks ``request.prompt``; yields the sound as it comes."""
         request = _spoken(request, speed, stream=True)
-        deltas = Deltas()
-        async with aclosing(self._transport.generate(request, request_id)) as chunks:
-            async for chunk in chunks:
-                samples = deltas.new_audio(chunk)
-                if samples is not None:
-                    yield SpeechStreamChunk(chunk.request_id, samples, deltas.sample_rate)
+        async with aclosing(self.transport.parts(request, request_id)) as parts:
+            async for part in parts:
+                if (samples := part.samples) is not None:
+                    yield SpeechStreamChunk(part.request_id, samples, part.sample_rate or DEFAULT_SAMPLE_RATE)
 
     async def transcribe(
         self,
@@ -209,10 +206,7 @@ class Client:
     ) -> TranscriptionResult:
         """The whole transcript of a ``transcription_request``."""
         request.check()
-        collected, last = await self._transport.collect(request, request_id)
-        return TranscriptionResult(
-            collected.text, last.language, last.duration, last.segments, last.timings, last.worker
-        )
+        return TranscriptionResult.of(await self.transport.whole(request, request_id))
 
     def realtime(
         self,
@@ -242,40 +236,38 @@ class Client:
         from sglang_omni.client.realtime.session import RealtimeSession
         from sglang_omni.client.realtime.settings import session_fields
 
-        base_url, headers = self._transport.address()
+        base_url, headers = self._over_http("realtime").address()
         fields = session_fields(instructions, voice, speak, detect_turns, session)
         return RealtimeSession(base_url, headers, model, fields)
 
     async def models(self) -> list[ModelInfo]:
-        """The models that the server serves."""
-        return await self._transport.models()
+        """The models that the server serves.
+
+        Raises:
+            ClientError: The client has a coordinator, not a base URL; so of ``voices``.
+        """
+        return await self._over_http("models").models()
 
     async def voices(self) -> VoiceList:
         """The voices of the server's model."""
-        return await self._transport.voices()
+        return await self._over_http("voices").voices()
 
     async def abort(self, request_id: str, *, owner: str | None = None) -> AbortResult:
         """Ends the running request of this id, among those of ``owner`` (``GenerateRequest.owner``)."""
-        return AbortResult(await self._transport.abort(request_id, owner=owner))
+        return AbortResult(await self.transport.abort(request_id, owner=owner))
 
     def health(self) -> dict[str, Any]:
         """The service's state; ``running``: it takes requests. Over HTTP, blocks for a round trip."""
-        return self._transport.health()
+        return self.transport.health()
 
-    def observe(self, observer: RequestObserver) -> None:
-        """Tells ``observer`` of every later request, if they go to a coordinator in this process."""
-        if isinstance(self._transport, LocalTransport):
-            self._transport.observer = observer
-
-    def require_answers(self) -> None:
-        """Makes a result that is no answer to its request's task a ClientError, which says what is expected
-        of which stage, if requests go to a coordinator in this process."""
-        if isinstance(self._transport, LocalTransport):
-            self._transport.must_answer = True
+    def _over_http(self, what: str) -> HttpTransport:
+        if self._server is None:
+            raise ClientError(f"{what}: only a server has that; use a client of its base URL")
+        return self._server
 
     async def close(self) -> None:
         """Closes the client's connections; a coordinator goes on."""
-        await self._transport.close()
+        await self.transport.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -296,42 +288,3 @@ def _spoken(request: GenerateRequest, speed: float, *, stream: bool) -> Generate
     )
     request.check()
     return request
-
-
-def transcription_request(
-    audio: bytes,
-    *,
-    language: str | None = None,
-    prompt: str | None = None,
-    temperature: float | None = None,
-    word_timestamps: bool = False,
-    translate: bool = False,
-    stream: bool = False,
-    **fields: Any,
-) -> GenerateRequest:
-    """The request for the transcript of an encoded audio file.
-
-    Streamed (``Client.generate``), each chunk has the text and the segments that are new.
-
-    Args:
-        language: Of the speech, as a name or a code; None leaves it to the model.
-        prompt: Text that came before, or words to expect.
-        temperature: Above 0 the text is drawn, at 0 or None it is the likeliest.
-        word_timestamps: Whether segments have the times of their words.
-        translate: True for a transcript in English.
-        stream: Whether the text comes in parts.
-        fields: Other fields of ``GenerateRequest``.
-    """
-    params = {
-        "language": language,
-        "prompt": prompt,
-        "temperature": temperature,
-        "word_timestamps": word_timestamps or None,
-    }
-    return GenerateRequest(
-        audio=audio,
-        stream=stream,
-        extra_params={name: value for name, value in params.items() if value is not None},
-        metadata={"task": "translation" if translate else "transcription"},
-        **fields,
-    )

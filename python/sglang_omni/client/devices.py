@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from sglang_omni.client.audio import Resampler
-from sglang_omni.client.samples import Samples
 from sglang_omni.client.sound import Audible, Sound, pieces
+from sglang_omni.generation.audio import Resampler
+from sglang_omni.generation.samples import Samples
 from sglang_omni.packages import install_line
 
 # Sound goes to the device in pieces of this length: so soon it can be stopped.

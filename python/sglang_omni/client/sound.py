@@ -12,11 +12,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from sglang_omni.client.audio import FORMAT_MIME_TYPES, Resampler, check_format, encode_audio
 from sglang_omni.client.media import media_kind
-from sglang_omni.client.samples import Samples, decode_pcm, decode_wav, to_mono
-from sglang_omni.client.transport import Deltas
-from sglang_omni.client.types import CompletionResult, GenerateChunk, SpeechResult
+from sglang_omni.generation.answer import Delivered, GenerateChunk
+from sglang_omni.generation.audio import FORMAT_MIME_TYPES, Resampler, check_format, encode_audio
+from sglang_omni.generation.results import CompletionResult, SpeechResult
+from sglang_omni.generation.samples import Samples, decode_pcm, decode_wav, to_mono
 from sglang_omni.packages import install_line
 
 # Formats by the ending of a file's name.
@@ -94,13 +94,14 @@ def pieces(sound: Audible) -> Iterator[Sound]:
         return
     if isinstance(sound, (str, bytes)) or not isinstance(sound, Iterable):
         raise TypeError(f"a {type(sound).__name__} is no sound, and no iterable of sound")
-    deltas = Deltas()
+    delivered = Delivered()
     for chunk in sound:
         if isinstance(chunk, GenerateChunk):
-            # The last one is the whole result again.
-            samples = deltas.new_audio(chunk)
-            if samples is not None:
-                yield Sound(samples, deltas.sample_rate)
+            # The last one is the whole answer again.
+            part = chunk if chunk.finish_reason is None else delivered.rest_of(chunk)
+            delivered.add(part)
+            if (samples := part.samples) is not None:
+                yield Sound(samples, delivered.sample_rate)
         else:
             yield from pieces(chunk)
 

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from sglang_omni.client.client import Client
-from sglang_omni.client.local import CoordinatorLike
 from sglang_omni.client.types import (
     AbortResult,
     CompletionResult,
@@ -22,6 +21,7 @@ from sglang_omni.client.types import (
     TranscriptionResult,
     VoiceList,
 )
+from sglang_omni.generation.local import CoordinatorLike
 
 if TYPE_CHECKING:
     from sglang_omni.client.realtime.sync import SyncRealtimeSession

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sglang_omni.client import CompletionStreamChunk, GenerateRequest, SyncClient
-from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, encode_wav
 from sglang_omni.demo.report import DemoFailed, label, show
+from sglang_omni.generation.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, encode_wav
 
 
 @dataclass

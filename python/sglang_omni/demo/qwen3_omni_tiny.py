@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from sglang_omni.client import GenerateRequest, SyncClient
-from sglang_omni.client.audio import encode_wav
 from sglang_omni.demo.answer import ask, show_times
 from sglang_omni.demo.report import DemoFailed, save, show
 from sglang_omni.demo.servers import servers
+from sglang_omni.generation.audio import encode_wav
 
 _CHECKPOINT = Path("build/qwen3-omni-tiny")
 _CONFIG = "sglang_omni.models.qwen3_omni.config.Qwen3OmniPipelineConfig"

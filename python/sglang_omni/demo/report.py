@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_omni.client.audio import decode_wav
+from sglang_omni.generation.audio import decode_wav
 
 
 class DemoFailed(Exception):

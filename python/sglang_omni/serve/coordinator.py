@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
-from sglang_omni.client import Client, RequestError
+from sglang_omni.client import Client
+from sglang_omni.generation.answer import Delivered, GenerateChunk
+from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.generation.transport import Transport
+from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
     from sglang_omni.pipeline.coordinator.request_trace import RequestTrace, StageVisit
@@ -36,6 +41,34 @@ class AdminCoordinator(Protocol):
     ) -> None: ...
 
     async def stop_profile(self, run_id: str | None = None) -> None: ...
+
+
+def transport_of(client: Client) -> Transport:
+    """Where the client's requests are answered; one of another make is asked through its own methods."""
+    return client.transport if isinstance(client, Client) else _OtherClient(client)
+
+
+class _OtherClient(Transport):
+    """A client of another make, which has ``generate``, ``abort`` and ``health`` of ``Client``."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def parts(
+        self, request: GenerateRequest, request_id: str | None = None
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        delivered = Delivered()
+        async with aclosing(self._client.generate(request, request_id)) as chunks:
+            async for chunk in chunks:
+                part = chunk if chunk.finish_reason is None else delivered.rest_of(chunk)
+                delivered.add(part)
+                yield part
+
+    async def abort(self, request_id: str, *, owner: str | None = None) -> bool:
+        return bool(await self._client.abort(request_id, owner=owner))
+
+    def health(self) -> dict[str, Any]:
+        return dict(self._client.health())
 
 
 def admin_coordinator(client: Client) -> AdminCoordinator:

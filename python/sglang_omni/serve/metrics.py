@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from sglang_omni.client import UsageInfo
+from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.proto.stats import STATS_DESCRIPTIONS
 from sglang_omni.scheduling.playback import Playback
 

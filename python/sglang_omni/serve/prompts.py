@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 
 T = TypeVar("T")
 

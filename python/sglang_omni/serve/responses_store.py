@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import Any
 from uuid import uuid4
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 
 # OpenAI's form of an item, with an id.
 Item = dict[str, Any]

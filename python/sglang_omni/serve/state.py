@@ -10,12 +10,15 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.client import Client, RequestError
+from sglang_omni.client import Client
 from sglang_omni.config.draw.graph import PipelineGraph
 from sglang_omni.config.nearest import nearest
+from sglang_omni.generation.local import LocalTransport
+from sglang_omni.generation.transport import Transport
 from sglang_omni.preprocessing.request_params import RequestParams, TaskParams, check_params
+from sglang_omni.proto import RequestError
 from sglang_omni.random_weights import has_random_weights
-from sglang_omni.serve.coordinator import AdminCoordinator, admin_coordinator
+from sglang_omni.serve.coordinator import AdminCoordinator, admin_coordinator, transport_of
 from sglang_omni.serve.front.admission import Admission
 from sglang_omni.serve.front.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.front.request_ids import RunningRequests
@@ -106,6 +109,7 @@ class AppState:
         bodies: Reads JSON bodies.
         started: Unix time.
         responses: The responses that are kept.
+        transport: Where requests are answered.
         coordinator: Asked for load and told to flush caches.
         prompts: The model's tokenizer.
         history: The latest requests.
@@ -134,21 +138,23 @@ class AppState:
     strict_params: bool = False
     ice_servers: IceServers = NO_ICE_SERVERS
     responses: ResponseStore = field(default_factory=ResponseStore)
+    transport: Transport = field(init=False)
     coordinator: AdminCoordinator = field(init=False)
     prompts: Prompts = field(init=False)
     history: History = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompts = Prompts(self.capabilities.chat_prompts)
+        self.transport = transport_of(self.client)
         self.coordinator = admin_coordinator(self.client)
         self.coordinator.trace_steps(self.traces_steps)
         self.coordinator.watch_visits(
             lambda visit: self.metrics.stage_visited(visit.instance, visit.work, visit.wait)
         )
         self.history = History(self.metrics, self.running)
-        if isinstance(self.client, Client):
-            self.client.observe(self.history)
-            self.client.require_answers()
+        if isinstance(self.transport, LocalTransport):
+            self.transport.observer = self.history
+            self.transport.must_answer = True
 
     @property
     def served_name(self) -> str:

@@ -21,7 +21,7 @@ from sglang_omni.client import (
     SamplingParams,
     SyncClient,
 )
-from sglang_omni.client.audio import decode_wav
+from sglang_omni.generation.audio import decode_wav
 
 
 @pytest.fixture(params=["coordinator", "http"])

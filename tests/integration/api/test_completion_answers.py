@@ -9,7 +9,14 @@ from typing import Any
 import openai
 import pytest
 
-from sglang_omni.client import Client, GenerateRequest, SamplingParams
+from sglang_omni.client import (
+    Client,
+    CompletionResult,
+    GenerateChunk,
+    GenerateRequest,
+    RequestError,
+    SamplingParams,
+)
 
 LOGPROBS = [
     {
@@ -88,6 +95,43 @@ def test_echoed_logprobs(api, pipeline):
     assert scored.choices[0].logprobs.tokens == ["<s>", "Hi"]
     assert scored.usage.completion_tokens == 0
     assert pipeline.last.params["max_new_tokens"] == 1
+
+
+async def test_the_client_has_a_prompts_logprobs_over_http(base_url, pipeline):
+    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": len(LOGPROBS)}
+    pipeline.more = {"logprobs": LOGPROBS, "prompt_logprobs": PROMPT, "usage": usage}
+    async with Client(base_url) as client:
+
+        async def ask(**sampling: int) -> CompletionResult:
+            request = GenerateRequest(prompt="Hi", sampling=SamplingParams(**sampling), stream=False)
+            return await client.completion(request)
+
+        both = await ask(prompt_logprobs=1, logprobs=0)
+        assert both.text == "Hello."
+        assert [(each.token, each.logprob) for each in both.prompt_logprobs] == [("<s>", None), ("Hi", -3.0)]
+        assert [(each.token, each.top) for each in both.logprobs] == [("Hel", []), ("lo", []), (".", [])]
+        only = await ask(prompt_logprobs=0)
+        assert (only.text, only.logprobs, len(only.prompt_logprobs)) == ("Hello.", [], 2)
+
+        scored = SamplingParams(prompt_logprobs=0)
+        messages = [{"role": "user", "content": "Hi"}]
+        for request in (
+            GenerateRequest(messages=messages, sampling=scored, stream=False),
+            GenerateRequest(prompt="Hi", sampling=scored),
+        ):
+            with pytest.raises(RequestError, match="only a text completion that is not streamed"):
+                [chunk async for chunk in client.generate(request)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_client_reports_chunks_of_a_completion_over_http(base_url, stream):
+    chunks: list[GenerateChunk] = []
+    async with Client(base_url) as client:
+        request = GenerateRequest(prompt="Hi", stream=stream)
+        result = await client.completion(request, on_chunk=chunks.append)
+    assert "".join(chunk.text for chunk in chunks) == result.text == "Hello."
+    assert [chunk.finish_reason is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert (len(chunks) > 1) == stream
 
 
 def test_streamed_logprobs_are_of_each_events_tokens(api, pipeline):

@@ -12,7 +12,7 @@ import openai
 import pytest
 from decoded_audio import assert_sounds_like, chirp
 
-from sglang_omni.client.audio import FORMAT_MIME_TYPES, decode_pcm, encode_wav
+from sglang_omni.generation.audio import FORMAT_MIME_TYPES, decode_pcm, encode_wav
 
 TONE = chirp()
 HELLO = [{"role": "user", "content": "Hi"}]

@@ -193,8 +193,7 @@ def test_both_sessions_have_the_same_methods() -> None:
         return {name for name in vars(cls) if not name.startswith("_")}
 
     assert methods(RealtimeSession) == methods(SyncRealtimeSession)
-    # For a server about its own pipeline.
-    assert methods(Client) - methods(SyncClient) == {"observe", "require_answers"}
+    assert methods(Client) == methods(SyncClient)
 
 
 @pytest.mark.parametrize(

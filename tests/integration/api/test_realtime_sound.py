@@ -12,7 +12,7 @@ import pytest
 from conftest import RATE
 from realtime_client import NO_TURNS, Talk, served
 
-from sglang_omni.client.samples import pcm16
+from sglang_omni.generation.samples import pcm16
 from sglang_omni.serve.realtime import g711
 
 

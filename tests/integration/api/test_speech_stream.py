@@ -18,7 +18,7 @@ from waiting import PATIENCE
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sglang_omni.client.audio import decode_pcm
+from sglang_omni.generation.audio import decode_pcm
 from sglang_omni.proto import RequestError
 from sglang_omni.serve.routes import speech_stream
 from sglang_omni.serve.state import Capabilities

@@ -15,7 +15,7 @@ from faulty_server import CLOSED, RESET, Act, FaultyServer, http
 
 from sglang_omni.cascade.part import PartError
 from sglang_omni.cascade.stages import create_speak, create_thinker, create_transcribe
-from sglang_omni.client.samples import encode_pcm
+from sglang_omni.generation.samples import encode_pcm
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.async_scheduler import AsyncScheduler

@@ -13,8 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
-from sglang_omni.client.audio import encode_audio
-from sglang_omni.client.samples import encode_pcm
+from sglang_omni.generation.audio import encode_audio
+from sglang_omni.generation.samples import encode_pcm
 
 KEY = "sk-other"
 SOUND = np.sin(np.linspace(0, 300, 4800, dtype=np.float32)) / 2

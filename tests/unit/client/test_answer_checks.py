@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_omni.client.answer_checks import check_answer, check_fields
 from sglang_omni.client.types import ClientError
+from sglang_omni.generation.checks import check_answer, check_fields
 
 SOUND = {"audio_data": np.zeros(3, np.float32), "sample_rate": 8000}
 

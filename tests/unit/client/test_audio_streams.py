@@ -14,7 +14,7 @@ from decoded_audio import assert_sounds_like, by_ffmpeg, by_libsndfile, chirp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_omni.client.audio import (
+from sglang_omni.generation.audio import (
     FORMAT_MIME_TYPES,
     AudioFileEncoder,
     Base64Pieces,
@@ -150,7 +150,7 @@ def test_files_whose_listeners_have_left():
     code = (
         "import gc, sys\n"
         "import numpy as np\n"
-        "from sglang_omni.client.audio import AudioFileEncoder\n"
+        "from sglang_omni.generation.audio import AudioFileEncoder\n"
         "for kind in sys.argv[1:]:\n"
         "    for kept in (False, True) * 20:\n"
         "        encoder = AudioFileEncoder(kind)\n"

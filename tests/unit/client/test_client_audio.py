@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_omni.client.audio import (
+from sglang_omni.generation.audio import (
     audio_to_base64,
     decode_pcm,
     decode_wav,

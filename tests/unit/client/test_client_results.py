@@ -17,11 +17,10 @@ from sglang_omni.client import (
     NoAudioError,
     SamplingParams,
 )
-from sglang_omni.client.audio import decode_pcm, decode_wav
 from sglang_omni.client.http.chunks import delta_chunk
-from sglang_omni.client.local import to_omni_request
-from sglang_omni.client.results import result_chunk
-from sglang_omni.client.transport import Deltas
+from sglang_omni.generation.answer import Delivered, read_result
+from sglang_omni.generation.audio import decode_pcm, decode_wav
+from sglang_omni.generation.request import to_omni_request
 from sglang_omni.proto import CompleteMessage, RequestError, StreamMessage
 
 
@@ -98,7 +97,7 @@ def test_inputs_and_task(fields, inputs, task):
 
 
 def test_several_terminal_stages_become_one_chunk():
-    chunk = result_chunk(
+    chunk = read_result(
         "r",
         {
             "code2wav": {"audio_data": [0.0, 0.5], "sample_rate": 16_000, "text": "spoken"},
@@ -121,12 +120,12 @@ def test_several_terminal_stages_become_one_chunk():
     ],
 )
 def test_text_of_any_result(result, expected):
-    chunk = result_chunk("r", result)
+    chunk = read_result("r", result)
     assert (chunk.request_id, chunk.text, chunk.finish_reason) == ("r", expected, "stop")
 
 
 def test_users_own_result_is_kept():
-    chunk = result_chunk("r", {"score": 3})
+    chunk = read_result("r", {"score": 3})
     assert (chunk.text, chunk.result) == ("", {"score": 3})
 
 
@@ -147,8 +146,11 @@ async def test_streamed_audio_is_not_told_twice():
     client = Client(Coordinator(piece(audio[:2]), piece(audio[2:4]), done({"audio_data": audio})))
     request = GenerateRequest(prompt="p", metadata={"task": "speech"})
     chunks = [chunk async for chunk in client.generate(request)]
-    deltas = Deltas()
-    assert [deltas.new_audio(chunk).tolist() for chunk in chunks] == [
+    assert [chunk.samples.tolist() for chunk in chunks] == [
+        pytest.approx(samples.tolist()) for samples in (audio[:2], audio[2:4], audio)
+    ]
+    parts = [part async for part in client.transport.parts(request)]
+    assert [part.samples.tolist() for part in parts] == [
         pytest.approx(audio[a : a + 2].tolist()) for a in (0, 2, 4)
     ]
 
@@ -201,9 +203,9 @@ async def test_whole_audio_of_another_rate_than_the_streamed_is_cut_at_the_same_
 
 
 def test_final_text_that_differs_from_the_streamed_adds_nothing():
-    deltas = Deltas()
-    assert deltas.new_text(GenerateChunk("r", text=" Paris")) == " Paris"
-    assert deltas.new_text(GenerateChunk("r", text="Paris", finish_reason="stop")) == ""
+    delivered = Delivered()
+    delivered.add(GenerateChunk("r", text=" Paris"))
+    assert delivered.rest_of(GenerateChunk("r", text="Paris", finish_reason="stop")).text == ""
 
 
 async def test_aborted_request_ends_with_what_there_was():

@@ -26,7 +26,7 @@ from sglang_omni.client import (
     save,
 )
 from sglang_omni.client.realtime import RealtimeAnswer
-from sglang_omni.client.samples import decode_pcm
+from sglang_omni.generation.samples import decode_pcm
 
 RATE = 24_000
 TONE = Sound((0.3 * np.sin(np.arange(RATE) / 10)).astype(np.float32), RATE)

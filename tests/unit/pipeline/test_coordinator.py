@@ -34,6 +34,14 @@ async def test_the_entry_stage_gets_the_request_and_the_caller_its_result(make: 
     assert pipeline.coordinator.request_state("r") is None
 
 
+async def test_of_a_caller_who_waits_for_the_whole_nothing_is_streamed(make: Any) -> None:
+    pipeline = await make()
+    request = OmniRequest("hi", params={"seed": 1, "stream": True})
+    pipeline.submit("r", request)
+    assert (await pipeline.submitted()).data.request.params == {"seed": 1, "stream": False}
+    assert request.params["stream"] is True
+
+
 async def test_bare_inputs_become_a_request(make: Any) -> None:
     pipeline = await make()
     pipeline.submit("r", [1, 2])

@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR
 from sglang_omni.pipeline.stage.edges.edge import End, Payload, StreamChunk
-from sglang_omni.pipeline.stage.routing import Routing
+from sglang_omni.pipeline.stage.routing import Routing, num_samples
 from sglang_omni.pipeline.stage.wiring import Wiring
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.relay.base import Relay
@@ -74,6 +76,38 @@ def test_chunks_are_numbered_for_each_target() -> None:
 def test_chunks_of_a_stage_without_stream_targets_go_to_the_caller() -> None:
     [(target, chunk)] = routing().chunk(OutgoingMessage("r", "stream", "data"), None, {})
     assert (target, chunk.chunk_id) == (COORDINATOR, 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "samples_sent", "is_left_out"),
+    [
+        ({"stream": True}, 6, True),
+        ({"stream": True}, 4, False),
+        ({"stream": True}, 0, False),
+        ({"stream": False}, 6, False),
+        ({}, 6, False),
+    ],
+)
+@pytest.mark.parametrize("sound", [np.zeros(6, np.float32), torch.zeros(2, 3), [0.0] * 6])
+def test_sound_that_the_caller_has_got_is_left_out_of_the_answer(
+    sound: Any, params: dict[str, Any], samples_sent: int, is_left_out: bool
+) -> None:
+    result = {"audio_data": sound, "sample_rate": 8_000, "codes": [1]}
+    output = StagePayload("r", OmniRequest(None, params), result)
+    answer = routing().result("r", output, None, samples_sent).answer
+    assert answer is not None
+    if is_left_out:
+        assert answer.data == {**result, "modality": "audio", "audio_data": None}
+    else:
+        assert answer.data is result
+    assert result["audio_data"] is sound
+
+
+@pytest.mark.parametrize(
+    ("chunk", "samples"), [({"text": "a"}, 0), ("a", 0), ({"audio_data": np.zeros((2, 3))}, 6)]
+)
+def test_the_samples_of_a_chunk(chunk: Any, samples: int) -> None:
+    assert num_samples(chunk) == samples
 
 
 def test_a_projection_that_fails_leaves_nothing_to_send() -> None:

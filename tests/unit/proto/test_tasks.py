@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sglang_omni.client import GenerateRequest, transcription_request
-from sglang_omni.client.audio import encode_wav
-from sglang_omni.client.local import to_omni_request
+from sglang_omni.generation.audio import encode_wav
+from sglang_omni.generation.request import to_omni_request
 from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.tasks import ChatRequest, ChatTurn, SpeechRequest, TextRequest, TranscriptionRequest
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import pytest
 from waiting import until
 
-from sglang_omni.client import (
-    Client,
-    CompletionResult,
-    CompletionStreamChunk,
-    GenerateRequest,
-    RequestError,
-    SamplingParams,
-    UsageInfo,
-)
-from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.local import LocalTransport
+from sglang_omni.generation.request import GenerateRequest, SamplingParams
+from sglang_omni.proto import CompleteMessage, OmniRequest, RequestError, StreamMessage
 from sglang_omni.serve.routes.choices import Choices
 
 
@@ -64,10 +59,10 @@ def steps() -> Steps:
 def choices(steps: Steps, per_prompt: int, *prompts: GenerateRequest) -> Choices:
     prompts = prompts or (GenerateRequest(prompt="Hi", stream=False),)
     ids = [f"r-{index}" for index in range(per_prompt * len(prompts))]
-    return Choices(Client(steps), ids, prompts, per_prompt=per_prompt)
+    return Choices(LocalTransport(steps), ids, prompts, per_prompt=per_prompt)
 
 
-async def streamed(answers: Choices) -> list[tuple[int, CompletionStreamChunk]]:
+async def streamed(answers: Choices) -> list[tuple[int, GenerateChunk]]:
     return [part async for part in answers.stream()]
 
 
@@ -155,19 +150,20 @@ async def test_a_prompt_counts_once(steps: Steps) -> None:
     assert answers.usage([None] * 4) is None
 
 
-async def test_a_client_that_tells_no_parts_still_begins_the_others() -> None:
-    """As one over HTTP does, behind which another server answers whole."""
+async def test_an_answer_in_one_part_still_begins_the_others() -> None:
+    """As over HTTP, behind which another server answers whole."""
+    begun: list[str] = []
 
-    class Whole:
-        begun: ClassVar[list[str]] = []
+    class Whole(LocalTransport):
+        async def parts(
+            self, request: GenerateRequest, request_id: str | None = None
+        ) -> AsyncGenerator[GenerateChunk, None]:
+            assert request_id is not None
+            begun.append(request_id)
+            yield GenerateChunk(request_id, f"by {request_id}", finish_reason="stop")
 
-        async def completion(
-            self, request: GenerateRequest, *, request_id: str, **_: Any
-        ) -> CompletionResult:
-            self.begun.append(request_id)
-            return CompletionResult(request_id, f"by {request_id}")
-
-    answers = Choices(Whole(), ["a", "b", "c"], [GenerateRequest(prompt="Hi", stream=False)], per_prompt=3)  # type: ignore[arg-type]
+    requests = [GenerateRequest(prompt="Hi", stream=False)]
+    answers = Choices(Whole(Steps()), ["a", "b", "c"], requests, per_prompt=3)
     results = await asyncio.wait_for(answers.complete(), 60)
     assert [result.text for result in results] == ["by a", "by b", "by c"]
-    assert Whole.begun[0] == "a"
+    assert begun[0] == "a"

@@ -41,7 +41,7 @@ class Watched:
         self.history = History(self.metrics, self.running)
         self.pipeline = Pipeline()
         self.client = Client(self.pipeline)  # type: ignore[arg-type]
-        self.client.observe(self.history)
+        self.client.transport.observer = self.history
 
     async def ask(self, request_id: str = "r", **fields: Any) -> None:
         request = GenerateRequest(prompt="hi", stream=True, **fields)

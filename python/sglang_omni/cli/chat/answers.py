@@ -21,8 +21,8 @@ from sglang_omni.client import (
     SyncClient,
     UsageInfo,
 )
-from sglang_omni.client.samples import decode_pcm
 from sglang_omni.client.sound import format_of
+from sglang_omni.generation.samples import decode_pcm
 
 _NO_SPEAKER = "; without --speak and with --save answer.wav the sound goes to a file"
 

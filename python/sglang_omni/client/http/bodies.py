@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_omni.client.http.call import HttpCall
-from sglang_omni.client.types import GenerateRequest
+from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.proto import RequestError
 
 # Fields that only this package's servers know. The client itself sees to those that others do not need.
@@ -38,9 +38,22 @@ def standard(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def completion_body(call: HttpCall, *, audio_format: str) -> tuple[str, dict[str, Any]]:
-    """The path and JSON body of a chat or text completion."""
+    """The path and JSON body of a chat or text completion.
+
+    Raises:
+        RequestError: The prompt's log-probabilities are wanted, and this is no whole text completion.
+    """
     request = call.request
     body, most = _sampling(request)
+    if (likeliest := body.pop("prompt_logprobs", None)) is not None:
+        if request.messages is not None or request.stream:
+            raise RequestError(
+                "prompt_logprobs: over HTTP only a text completion that is not streamed has them",
+                param="prompt_logprobs",
+                code="unsupported_parameter",
+            )
+        # OpenAI's API has them as those of a prompt that the answer repeats.
+        body |= {"echo": True, "logprobs": max(likeliest, body.get("logprobs") or 0)}
     extra = dict(request.extra_params)
     body |= common_fields(call) | {"stream": request.stream}
     if most is not None:

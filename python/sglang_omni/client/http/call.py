@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from sglang_omni.client.request_id import HEADER, OWNER_HEADER, is_usable, new_request_id
-from sglang_omni.client.types import GenerateRequest
+from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.generation.request_id import HEADER, OWNER_HEADER, is_usable, new_request_id
 
 CONNECT_TIMEOUT_S = 10.0
 # The server enforces the request's timeout; the margin lets its error arrive.

@@ -6,19 +6,38 @@ import base64
 from dataclasses import replace
 from typing import Any
 
-from sglang_omni.client.samples import DEFAULT_SAMPLE_RATE, decode_pcm, decode_wav
-from sglang_omni.client.types import GenerateChunk, TokenLogprob, ToolCall, UsageInfo
+from sglang_omni.client.http.call import HttpCall
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.fields import TokenLogprob, ToolCall, UsageInfo
+from sglang_omni.generation.results import CompletionAudio, CompletionResult
+from sglang_omni.generation.samples import DEFAULT_SAMPLE_RATE, decode_pcm, decode_wav
 
 
-def completion_chunk(
-    request_id: str, fields: dict[str, Any], worker: str | None, *, decode_audio: bool = True
-) -> GenerateChunk:
-    """The last chunk, from the body of a whole chat or text completion."""
-    choice = fields["choices"][0]
-    message = choice.get("message") or {}
+def completion_chunk(call: HttpCall, fields: dict[str, Any], worker: str | None) -> GenerateChunk:
+    """The one part of an answer that came as a whole, its sound decoded."""
+    chunk = _whole(call, fields, worker)
+    if audio := _message(fields).get("audio"):
+        chunk.audio_data, chunk.sample_rate = decode_wav(base64.b64decode(audio["data"]))
+    return chunk
+
+
+def completion_result(call: HttpCall, fields: dict[str, Any], worker: str | None) -> CompletionResult:
+    """A whole completion, its sound as the server has encoded it."""
+    audio = _message(fields).get("audio")
+    encoded = CompletionAudio(audio["id"], audio["data"], audio.get("transcript")) if audio else None
+    return CompletionResult.of(_whole(call, fields, worker), encoded)
+
+
+def _message(fields: dict[str, Any]) -> dict[str, Any]:
+    return fields["choices"][0].get("message") or {}
+
+
+def _whole(call: HttpCall, fields: dict[str, Any], worker: str | None) -> GenerateChunk:
+    """From the body of a chat or text completion, without its sound."""
+    choice, message = fields["choices"][0], _message(fields)
     audio = message.get("audio") or {}
     chunk = GenerateChunk(
-        request_id,
+        call.id,
         text=choice.get("text") or message.get("content") or audio.get("transcript") or "",
         finish_reason=choice.get("finish_reason") or "stop",
         usage=UsageInfo.from_dict(fields.get("usage")),
@@ -32,9 +51,25 @@ def completion_chunk(
         tool_calls=_tool_calls(message),
         logprobs=_logprobs(choice),
     )
-    if audio and decode_audio:
-        chunk.audio_data, chunk.sample_rate = decode_wav(base64.b64decode(audio["data"]))
+    if call.request.sampling.prompt_logprobs is not None:
+        _split_echo(chunk, call, choice)
     return chunk
+
+
+def _split_echo(chunk: GenerateChunk, call: HttpCall, choice: dict[str, Any]) -> None:
+    """Takes the prompt off an answer that begins with it, for the sake of its log-probabilities."""
+    sampling = call.request.sampling
+    count = (chunk.usage.prompt_tokens if chunk.usage else None) or 0
+    chunk.prompt_logprobs = [
+        replace(token, top=token.top[: sampling.prompt_logprobs]) for token in chunk.logprobs[:count]
+    ]
+    offsets = (choice.get("logprobs") or {}).get("text_offset") or []
+    chunk.text = chunk.text[offsets[count] :] if count < len(offsets) else ""
+    chunk.logprobs = (
+        []
+        if sampling.logprobs is None
+        else [replace(token, top=token.top[: sampling.logprobs]) for token in chunk.logprobs[count:]]
+    )
 
 
 def delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:

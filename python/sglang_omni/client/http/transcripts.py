@@ -9,7 +9,8 @@ from typing import Any
 from sglang_omni.client.http.bodies import common_fields
 from sglang_omni.client.http.call import HttpCall
 from sglang_omni.client.media import media_kind
-from sglang_omni.client.types import GenerateChunk, TranscriptionSegment, TranscriptionWord
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.fields import TranscriptionSegment, TranscriptionWord
 from sglang_omni.preprocessing.languages import language_code
 
 TRANSCRIPT_PATHS = {

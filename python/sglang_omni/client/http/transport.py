@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from sglang_omni.client.http.bodies import EXTRAS, completion_body, speech_body, standard
 from sglang_omni.client.http.call import HttpCall
-from sglang_omni.client.http.chunks import completion_chunk, delta_chunk
+from sglang_omni.client.http.chunks import completion_chunk, completion_result, delta_chunk
 from sglang_omni.client.http.connection import HttpConnection, json_of
 from sglang_omni.client.http.events import events_of
 from sglang_omni.client.http.transcripts import (
@@ -21,30 +20,24 @@ from sglang_omni.client.http.transcripts import (
     transcript_delta,
     transcript_form,
 )
-from sglang_omni.client.samples import DEFAULT_SAMPLE_RATE, Samples, decode_pcm
-from sglang_omni.client.transport import Transport
-from sglang_omni.client.types import (
-    ClientError,
-    CompletionAudio,
-    CompletionResult,
-    GenerateChunk,
-    GenerateRequest,
-    ModelInfo,
-    SpeechResult,
-    TranscriptionSegment,
-    VoiceList,
-    join_tool_calls,
-)
+from sglang_omni.client.types import ModelInfo, VoiceList
+from sglang_omni.generation.answer import Delivered, GenerateChunk
+from sglang_omni.generation.errors import ClientError
+from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.generation.results import CompletionResult, SpeechResult
+from sglang_omni.generation.samples import DEFAULT_SAMPLE_RATE, decode_pcm
+from sglang_omni.generation.transport import Transport
 from sglang_omni.proto import RequestError
 
 _WORKER_HEADER = "x-sglang-omni-worker"
-# What is told of an answer whose body is a file.
+# Of an answer whose body is a file.
 _TIMINGS_HEADER = "x-sglang-omni-timings"
 _FINISH_HEADER = "x-finish-reason"
 # By this owner of its models a server is known to be one of this package's.
 _OWNER = "sglang-omni"
-# Fields of a chunk that are worth telling.
-_NEWS = ("text", "input_transcript", "reasoning", "tool_calls", "logprobs")
+# Fields of an event that are new in an answer; the others are of its end.
+_NEW = ("text", "input_transcript", "reasoning", "tool_calls", "logprobs", "audio_data")
+_OF_THE_END = ("finish_reason", "usage", "timings", "audio_codes", "token_ids")
 
 
 class HttpTransport(Transport):
@@ -76,67 +69,44 @@ class HttpTransport(Transport):
     async def models(self) -> list[ModelInfo]:
         listed = (await self.connection.get("/v1/models")).get("data") or []
         self._is_ours = any(model.get("owned_by") == _OWNER for model in listed)
-        told: dict[str, Any] = {}
+        info: dict[str, Any] = {}
         if self._is_ours:
-            told = await self.connection.get("/get_model_info")
-        return [ModelInfo.from_dict(model, told) for model in listed]
+            info = await self.connection.get("/get_model_info")
+        return [ModelInfo.from_dict(model, info) for model in listed]
 
     async def voices(self) -> VoiceList:
         fields = await self.connection.get("/v1/audio/voices")
         return VoiceList(list(fields.get("voices") or ()), fields.get("languages"), fields.get("model"))
 
-    async def generate(
-        self, request: GenerateRequest, request_id: str | None
+    async def parts(
+        self, request: GenerateRequest, request_id: str | None = None
     ) -> AsyncGenerator[GenerateChunk, None]:
         call = HttpCall.of(request, request_id)
         if request.task in TRANSCRIPT_PATHS:
-            chunks = self._transcript(call)
+            parts = self._transcript(call)
         elif request.task == "speech":
-            chunks = self._spoken(call)
+            parts = self._spoken(call)
         elif request.stream:
-            chunks = self._streamed(call)
+            parts = self._streamed(call)
         else:
-            chunks = self._whole(call)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
+            parts = self._whole(call)
+        async with aclosing(parts):
+            async for part in parts:
+                yield part
 
     async def completion(
-        self,
-        request: GenerateRequest,
-        request_id: str | None,
-        audio_format: str,
-        on_chunk: Callable[[GenerateChunk], None] | None = None,
+        self, request: GenerateRequest, request_id: str | None, audio_format: str
     ) -> CompletionResult:
-        # The server encodes the audio: the client needs no codec.
-        call = HttpCall.of(request, request_id)
+        """A whole completion, whose audio the server encodes: the client needs no codec."""
+        call = HttpCall.of(replace(request, stream=False), request_id)
         path, body = completion_body(call, audio_format=audio_format)
-        body = await self._understood(body | {"stream": False})
-        answer = await self.connection.send(path, call, json=body)
-        fields, worker = json_of(answer), answer.headers.get(_WORKER_HEADER)
-        chunk = completion_chunk(call.id, fields, worker, decode_audio=False)
-        spoken = (fields["choices"][0].get("message") or {}).get("audio")
-        audio = CompletionAudio(spoken["id"], spoken["data"], spoken.get("transcript")) if spoken else None
-        return CompletionResult(
-            request_id=call.id,
-            text=chunk.text,
-            audio=audio,
-            finish_reason=chunk.finish_reason or "stop",
-            usage=chunk.usage,
-            input_transcript=chunk.input_transcript,
-            token_ids=chunk.token_ids,
-            audio_codes=chunk.audio_codes,
-            timings=chunk.timings,
-            worker=worker,
-            result=fields,
-            reasoning=chunk.reasoning,
-            tool_calls=chunk.tool_calls,
-            logprobs=chunk.logprobs,
-        )
+        answer = await self.connection.send(path, call, json=await self._understood(body))
+        return completion_result(call, json_of(answer), answer.headers.get(_WORKER_HEADER))
 
     async def speech(
         self, request: GenerateRequest, request_id: str | None, response_format: str
     ) -> SpeechResult:
+        """A text's speech, which the server encodes."""
         call = HttpCall.of(request, request_id)
         body = await self._understood(speech_body(call, audio_format=response_format))
         answer = await self.connection.send("/v1/audio/speech", call, json=body)
@@ -171,62 +141,47 @@ class HttpTransport(Transport):
     async def _whole(self, call: HttpCall) -> AsyncGenerator[GenerateChunk, None]:
         path, body = completion_body(call, audio_format="wav")
         answer = await self.connection.send(path, call, json=await self._understood(body))
-        yield completion_chunk(call.id, json_of(answer), answer.headers.get(_WORKER_HEADER))
+        yield completion_chunk(call, json_of(answer), answer.headers.get(_WORKER_HEADER))
 
     async def _streamed(self, call: HttpCall) -> AsyncGenerator[GenerateChunk, None]:
         path, body = completion_body(call, audio_format="pcm16")
         body = await self._understood(body | {"stream_options": {"include_usage": True}})
-        whole = GenerateChunk(call.id, sample_rate=DEFAULT_SAMPLE_RATE)
-        audio: list[Samples] = []
+        # What an answer ends with may come in several events.
+        last = GenerateChunk(call.id)
         async with (
             self.connection.open(path, call, json=body) as response,
             aclosing(events_of(response)) as events,
         ):
-            whole.worker = response.headers.get(_WORKER_HEADER)
+            last.worker = response.headers.get(_WORKER_HEADER)
             async for event in events:
-                chunk = delta_chunk(call.id, event)
-                whole.text += chunk.text
-                whole.token_ids += chunk.token_ids
-                whole.reasoning += chunk.reasoning
-                whole.logprobs += chunk.logprobs
-                join_tool_calls(whole.tool_calls, chunk.tool_calls)
-                whole.audio_codes = chunk.audio_codes or whole.audio_codes
-                if chunk.audio_data is not None:
-                    audio.append(chunk.audio_data)
-                    whole.sample_rate = chunk.sample_rate
-                for name in ("finish_reason", "usage", "input_transcript", "timings"):
-                    value = getattr(chunk, name)
-                    if value is not None:
-                        setattr(whole, name, value)
-                # Only the whole result has a finish reason.
-                chunk.finish_reason = None
-                if chunk.audio_data is not None or any(getattr(chunk, name) for name in _NEWS):
-                    yield chunk
-        if whole.finish_reason is None:
+                part = delta_chunk(call.id, event)
+                is_new = part.audio_data is not None or any(getattr(part, name) for name in _NEW)
+                for name in _OF_THE_END:
+                    value = getattr(part, name)
+                    if value not in (None, []) and not (is_new and name == "token_ids"):
+                        setattr(last, name, value)
+                part.finish_reason = None
+                if is_new:
+                    yield part
+        if last.finish_reason is None:
             raise self._cut_off(call)
-        if audio:
-            whole.audio_data = np.concatenate(audio)
-        yield whole
+        yield last
 
     async def _spoken(self, call: HttpCall) -> AsyncGenerator[GenerateChunk, None]:
-        stream = call.request.stream
-        body = await self._understood(speech_body(call, audio_format="pcm", stream=stream))
-        whole = GenerateChunk(call.id, modality="audio", finish_reason="stop")
-        audio: list[Samples] = []
+        body = await self._understood(speech_body(call, audio_format="pcm", stream=call.request.stream))
         async with self.connection.open("/v1/audio/speech", call, json=body) as response:
-            whole.worker = response.headers.get(_WORKER_HEADER)
-            rate = whole.sample_rate = int(response.headers.get("x-sample-rate", DEFAULT_SAMPLE_RATE))
+            worker = response.headers.get(_WORKER_HEADER)
+            rate = int(response.headers.get("x-sample-rate", DEFAULT_SAMPLE_RATE))
             rest = b""
             async for data in response.aiter_bytes():
                 data = rest + data
                 even = len(data) & ~1
                 data, rest = data[:even], data[even:]
                 if data:
-                    audio.append(decode_pcm(data))
-                    if stream:
-                        yield GenerateChunk(call.id, modality="audio", audio_data=audio[-1], sample_rate=rate)
-        whole.audio_data = np.concatenate(audio) if audio else None
-        yield whole
+                    yield GenerateChunk(
+                        call.id, modality="audio", audio_data=decode_pcm(data), sample_rate=rate
+                    )
+        yield GenerateChunk(call.id, modality="audio", sample_rate=rate, finish_reason="stop", worker=worker)
 
     async def _transcript(self, call: HttpCall) -> AsyncGenerator[GenerateChunk, None]:
         path = TRANSCRIPT_PATHS[call.request.task]
@@ -238,7 +193,7 @@ class HttpTransport(Transport):
             answer = await self.connection.send(path, call, **content)
             yield transcript_chunk(call.id, json_of(answer), answer.headers.get(_WORKER_HEADER))
             return
-        segments: list[TranscriptionSegment] = []
+        delivered = Delivered()
         async with (
             self.connection.open(path, call, **content) as response,
             aclosing(events_of(response)) as events,
@@ -246,13 +201,12 @@ class HttpTransport(Transport):
             async for event in events:
                 if event["type"] == "transcript.text.done":
                     whole = transcript_chunk(call.id, event, response.headers.get(_WORKER_HEADER))
-                    whole.segments = segments
-                    yield whole
+                    yield delivered.rest_of(whole)
                     return
                 if event["type"] == "transcript.text.delta":
-                    chunk = transcript_delta(call.id, event)
-                    segments += chunk.segments
-                    yield chunk
+                    part = transcript_delta(call.id, event)
+                    delivered.add(part)
+                    yield part
         raise self._cut_off(call)
 
     def _cut_off(self, call: HttpCall) -> ClientError:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_omni.client.realtime.settings import RATE
-from sglang_omni.client.samples import Samples, decode_pcm
 from sglang_omni.client.types import UsageInfo
+from sglang_omni.generation.samples import Samples, decode_pcm
 
 
 @dataclass

@@ -13,7 +13,6 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidStatus, WebSocketException
 
-from sglang_omni.client.audio import Resampler
 from sglang_omni.client.http.errors import error_of_response
 from sglang_omni.client.realtime.events import (
     AnswerDone,
@@ -29,8 +28,9 @@ from sglang_omni.client.realtime.events import (
     typed_event,
 )
 from sglang_omni.client.realtime.settings import RATE
-from sglang_omni.client.samples import Samples, encode_pcm, to_mono
 from sglang_omni.client.types import ClientError, ServerUnreachable
+from sglang_omni.generation.audio import Resampler
+from sglang_omni.generation.samples import Samples, encode_pcm, to_mono
 from sglang_omni.proto import RequestError
 
 _CONNECT_TIMEOUT_S = 10.0

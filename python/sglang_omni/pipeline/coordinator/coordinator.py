@@ -341,6 +341,9 @@ class Coordinator:
             return
         if not isinstance(request, OmniRequest):
             request = OmniRequest(inputs=request)
+        if tracked.chunks is None and request.params.get("stream"):
+            # Nobody takes parts, so the result is to have all.
+            request = replace(request, params={**request.params, "stream": False})
         if self._traces_steps:
             request = replace(request, metadata={**request.metadata, TRACED: True})
         payload = StagePayload(tracked.wire_id, request, {"raw_inputs": request.inputs})

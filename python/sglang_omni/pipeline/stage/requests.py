@@ -142,6 +142,7 @@ class RequestRecord:
         nbytes: Bytes that came through a relay for it and that the scheduler does not have yet.
         work: Seconds that the scheduler has worked on it, by its ``WorkClock``.
         chunks_sent: How many chunks went to each stream target.
+        samples_sent: How many samples of sound went to the caller in chunks.
         replicas: Which replica of each replicated stage serves it; None if no stage is replicated.
     """
 
@@ -155,6 +156,7 @@ class RequestRecord:
     nbytes: int = 0
     work: float = 0.0
     chunks_sent: dict[str, int] = field(default_factory=dict)
+    samples_sent: int = 0
     replicas: Replicas = None
 
     def hold(self, message: IncomingMessage) -> None:

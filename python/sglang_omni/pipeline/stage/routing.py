@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,11 +45,12 @@ class Routing:
         self._wiring = wiring
         self._relay_to = relay_to
 
-    def result(self, request_id: str, output: Any, replicas: Replicas) -> RoutedResult:
+    def result(self, request_id: str, output: Any, replicas: Replicas, samples_sent: int = 0) -> RoutedResult:
         """What the scheduler's result becomes.
 
         Args:
             replicas: Which replica of each replicated stage serves the request.
+            samples_sent: How many samples of sound the caller has got in chunks.
 
         Raises:
             ValueError: A hook names what is not in the static topology.
@@ -63,7 +65,10 @@ class Routing:
             for target in _instances(self._ended_streams(request_id, output), replicas)
         ]
         if returned is None:
-            result = output.data if isinstance(output, StagePayload) else output
+            result = output
+            if isinstance(output, StagePayload):
+                streams = output.request.params.get("stream")
+                result = without_sent_sound(output.data, samples_sent) if streams else output.data
             return RoutedResult(ends, [], Payload(request_id, source, result))
         targets = checked_targets(returned, wiring.topology, stage=wiring.stage_name, hook="get_next")
         data = list(
@@ -155,6 +160,21 @@ class Routing:
             if uses[way] > 1
         }
         return {target: fan_outs[way] for way, (target, _) in zip(ways, sent, strict=True) if way in fan_outs}
+
+
+def num_samples(chunk: Any) -> int:
+    """How many samples of sound a chunk or a result has."""
+    sound = chunk.get("audio_data") if isinstance(chunk, dict) else None
+    if sound is None:
+        return 0
+    return math.prod(sound.shape) if hasattr(sound, "shape") else len(sound)
+
+
+def without_sent_sound(result: Any, samples_sent: int) -> Any:
+    """A result without its sound if the caller, who streams, has got all of it: it would be sent twice."""
+    if not samples_sent or num_samples(result) != samples_sent:
+        return result
+    return {"modality": "audio", **result, "audio_data": None}
 
 
 def next_stages(stage: StageConfig, load: Callable[..., Callable[..., Any]]) -> GetNextFn:

@@ -16,7 +16,7 @@ from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, TargetEndpoint
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.failures import transfer_failure
 from sglang_omni.pipeline.stage.requests import RequestRecord, RequestTable
-from sglang_omni.pipeline.stage.routing import Routing
+from sglang_omni.pipeline.stage.routing import Routing, num_samples
 from sglang_omni.pipeline.stage.wiring import Wiring
 from sglang_omni.relay.base import Relay, RelayOperation
 from sglang_omni.scheduling.messages import OutgoingMessage
@@ -144,7 +144,7 @@ class ItemSender:
             task.cancel()
 
     def _send_result(self, request_id: str, record: RequestRecord, output: Any) -> None:
-        routed = self._routing.result(request_id, output, record.replicas)
+        routed = self._routing.result(request_id, output, record.replicas, record.samples_sent)
         for target, end in routed.ends:
             self._open_stream(request_id, record, target)
             self._put(target, end)
@@ -164,7 +164,9 @@ class ItemSender:
 
     def _send_chunk(self, out: OutgoingMessage, record: RequestRecord) -> None:
         for target, chunk in self._routing.chunk(out, record.replicas, record.chunks_sent):
-            if target != COORDINATOR:
+            if target == COORDINATOR:
+                record.samples_sent += num_samples(out.data)
+            else:
                 self._open_stream(out.request_id, record, target)
             record.chunks_sent[target] = chunk.chunk_id + 1
             self._put(target, chunk)

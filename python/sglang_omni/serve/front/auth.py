@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sglang_omni.client import RequestError
-from sglang_omni.client.request_id import HEADER, OWNER_HEADER
+from sglang_omni.generation.request_id import HEADER, OWNER_HEADER
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.access import Access
 from sglang_omni.serve.front.bodies import check_json_type
 from sglang_omni.serve.front.errors import error_response

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 from sglang_omni._core import json_excess
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.limits import BodyLimits
 from sglang_omni.serve.front.validation import NO_OBJECT, validation_error
 

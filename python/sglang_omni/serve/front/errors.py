@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 
-from sglang_omni.client import ClientError, RequestError
-from sglang_omni.proto import Unavailable, shortened
+from sglang_omni.generation.errors import ClientError
+from sglang_omni.proto import RequestError, Unavailable, shortened
 from sglang_omni.serve.front.route_hints import RouteHints
 from sglang_omni.serve.front.validation import validation_error
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from sglang_omni.client.request_id import HEADER
+from sglang_omni.generation.request_id import HEADER
 
 # What pages may read beside the body.
 _TOLD = (HEADER, "retry-after", "x-sample-rate", "x-channels", "x-bit-depth", "x-finish-reason")

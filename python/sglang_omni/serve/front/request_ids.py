@@ -12,8 +12,8 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sglang_omni.client import RequestError
-from sglang_omni.client.request_id import HEADER, is_usable, new_request_id
+from sglang_omni.generation.request_id import HEADER, is_usable, new_request_id
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.websockets import answered_with
 
 logger = logging.getLogger(__name__)

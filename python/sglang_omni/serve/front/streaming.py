@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -44,16 +44,21 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-class StreamedResponse(Response):
+class StreamedResponse(Response, Generic[T]):
     """A response whose body is sent piece by piece.
 
     Nothing is sent before the first piece, so that a request which fails earlier is answered with its proper
     status. A later failure ends the stream with ``failure(exc)``; if that is None, the connection is cut.
+
+    Attributes:
+        end: The bytes after the last piece.
     """
+
+    end = b""
 
     def __init__(
         self,
-        pieces: AsyncGenerator[bytes, None],
+        pieces: AsyncGenerator[T, None],
         *,
         media_type: str,
         headers: Mapping[str, str] | None = None,
@@ -66,6 +71,11 @@ class StreamedResponse(Response):
         self.pieces = pieces
         self.request_id = request_id
 
+    def encode(self, piece: T) -> bytes:
+        """A piece as bytes, which it is unless a subclass has others."""
+        assert isinstance(piece, bytes)
+        return piece
+
     def failure(self, exc: Exception) -> bytes | None:
         """The last piece of a stream that failed, if its format has one."""
         return None
@@ -77,16 +87,17 @@ class StreamedResponse(Response):
             return
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
+        started, end = False, self.end
         async with aclosing(self.pieces) as pieces:
             try:
                 async for piece in pieces:
+                    body = self.encode(piece)
                     if not started:
                         started = True
                         await send(
                             {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
                         )
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
             except Exception as exc:
                 if not started:
                     await error_response(exc, request_id=self.request_id)(scope, receive, send)
@@ -94,31 +105,28 @@ class StreamedResponse(Response):
                 last = self.failure(exc)
                 if last is None:
                     raise
-                await send({"type": "http.response.body", "body": last, "more_body": True})
+                end = last
         if not started:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": end, "more_body": False})
 
 
-class EventStream(StreamedResponse):
+class EventStream(StreamedResponse[dict[str, Any]]):
     """JSON objects as server-sent events, ended by ``[DONE]`` or by an error object."""
 
     def __init__(
         self, events: AsyncGenerator[dict[str, Any], None], *, request_id: str, done: bool = True
     ) -> None:
-        super().__init__(_encoded(events, done), media_type="text/event-stream", request_id=request_id)
+        super().__init__(events, media_type="text/event-stream", request_id=request_id)
+        if done:
+            self.end = b"data: [DONE]\n\n"
+
+    def encode(self, piece: dict[str, Any]) -> bytes:
+        return event(piece)
 
     def failure(self, exc: Exception) -> bytes:
         _, body = describe(exc, request_id=self.request_id)
         return event(body)
-
-
-async def _encoded(events: AsyncGenerator[dict[str, Any], None], done: bool) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events):
-        async for fields in events:
-            yield event(fields)
-        if done:
-            yield b"data: [DONE]\n\n"
 
 
 # Common HTTP clients split text into lines at these characters, as Unicode does; server-sent events do not

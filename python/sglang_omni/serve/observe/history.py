@@ -8,8 +8,9 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sglang_omni.client import UsageInfo
-from sglang_omni.client.types import GenerateChunk, GenerateRequest
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.serve.front.request_ids import RequestName, RunningRequests, bare_id
 from sglang_omni.serve.metrics import Metrics
 
@@ -47,7 +48,7 @@ class Generation:
 
 
 class History:
-    """Remembers the latest requests, and counts them in the metrics. It observes the server's client."""
+    """Remembers the latest requests, and counts them in the metrics. It observes the server's transport."""
 
     def __init__(self, metrics: Metrics, running: RunningRequests) -> None:
         self._metrics = metrics
@@ -111,18 +112,18 @@ class Watch:
         self._metrics = metrics
         self._last = 0.0
 
-    def chunk(self, chunk: GenerateChunk) -> None:
+    def part(self, part: GenerateChunk) -> None:
         generation = self.generation
-        if chunk.finish_reason is not None:
-            generation.finish_reason = chunk.finish_reason
-            generation.usage = chunk.usage
-        elif chunk.text or chunk.token_ids or chunk.reasoning or chunk.tool_calls:
+        if part.finish_reason is not None:
+            generation.finish_reason = part.finish_reason
+            generation.usage = part.usage
+        elif part.text or part.token_ids or part.reasoning or part.tool_calls:
             now = time.monotonic()
             if generation.first_token is None:
                 generation.first_token = now
                 self._metrics.time_to_first_token.observe(now - generation.arrived)
             else:
-                self._metrics.inter_token_latency.observe((now - self._last) / (len(chunk.token_ids) or 1))
+                self._metrics.inter_token_latency.observe((now - self._last) / (len(part.token_ids) or 1))
             self._last = now
 
     def end(self, error: BaseException | None) -> None:

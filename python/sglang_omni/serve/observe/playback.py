@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from sglang_omni.client import CompletionStreamChunk
 from sglang_omni.scheduling.playback import Playback
 from sglang_omni.serve.metrics import Metrics
 
 
 @contextmanager
-def listening(metrics: Metrics) -> Iterator[Playback]:
-    """Follows the sound of a request that begins now. At the end, also an early one, it is counted."""
-    playback = Playback(time.monotonic())
-    try:
-        yield playback
-    finally:
-        metrics.played(playback)
+def listening(metrics: Metrics) -> Iterator[Callable[[int, float], None]]:
+    """Follows the sound of a request's answers from now on. At the end, also an early one, it is counted.
 
-
-async def heard(
-    metrics: Metrics, parts: AsyncGenerator[tuple[int, CompletionStreamChunk], None]
-) -> AsyncGenerator[tuple[int, CompletionStreamChunk], None]:
-    """Yields the parts of a request's answers, and counts how the sound of each comes."""
+    Yields:
+        ``play(index, seconds)``: so much new sound of one answer is sent now.
+    """
     began = time.monotonic()
     playbacks: dict[int, Playback] = {}
-    async with aclosing(parts):
-        try:
-            async for index, chunk in parts:
-                if chunk.audio_seconds:
-                    playback = playbacks.setdefault(index, Playback(began))
-                    playback.feed(time.monotonic(), chunk.audio_seconds)
-                yield index, chunk
-        finally:
-            for playback in playbacks.values():
-                metrics.played(playback)
+
+    def play(index: int, seconds: float) -> None:
+        if index not in playbacks:
+            playbacks[index] = Playback(began)
+        playbacks[index].feed(time.monotonic(), seconds)
+
+    try:
+        yield play
+    finally:
+        for playback in playbacks.values():
+            metrics.played(playback)

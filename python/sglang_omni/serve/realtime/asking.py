@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.realtime.config import SessionConfig
 from sglang_omni.serve.realtime.config_checks import updated
 from sglang_omni.serve.realtime.conversation import MAX_ITEMS, Conversation

@@ -7,7 +7,7 @@ import io
 import wave
 from dataclasses import dataclass
 
-from sglang_omni.client.audio import decode_pcm, encode_pcm
+from sglang_omni.generation.audio import decode_pcm, encode_pcm
 from sglang_omni.serve.realtime.sound import RATE, AudioFormat, Samples, SoundEncoder
 
 

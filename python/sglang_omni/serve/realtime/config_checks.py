@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.realtime.config import (
     MERGED,
     SessionConfig,

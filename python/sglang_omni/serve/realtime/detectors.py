@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.realtime.silero import MODEL_RATE, WINDOW, WINDOW_MS, Silero, Windows
 from sglang_omni.serve.realtime.smart_turn import SECONDS, SmartTurn, smart_turn
 from sglang_omni.serve.realtime.sound import RATE, Samples

@@ -9,8 +9,8 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from sglang_omni._core import json_excess
-from sglang_omni.client import RequestError
 from sglang_omni.config.nearest import nearest
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.errors import describe
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.realtime.fields import RealtimeModel

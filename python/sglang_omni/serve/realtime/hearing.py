@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from sglang_omni.client import GenerateRequest
-from sglang_omni.client.transport import Deltas
+from sglang_omni.generation.answer import AnswerBuilder
+from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.serve.front.request_ids import RequestName
 from sglang_omni.serve.realtime.config import Transcription, transcription_params
 from sglang_omni.serve.realtime.events import error_fields, new_id
@@ -40,18 +40,19 @@ async def transcribe(
         assert turn is not None
         try:
             request_id = server.running.admit(name, None)
-            deltas = Deltas()
-            async with aclosing(server.client.generate(request, request_id)) as chunks:
-                async for chunk in chunks:
-                    if text := deltas.new_text(chunk):
-                        outbox.put(f"{_PREFIX}.delta", **place, delta=text)
+            answer = AnswerBuilder()
+            async with aclosing(server.transport.parts(request, request_id)) as parts:
+                async for heard in parts:
+                    answer.join(heard)
+                    if heard.text:
+                        outbox.put(f"{_PREFIX}.delta", **place, delta=heard.text)
         finally:
             server.running.leave(name)
             server.admission.leave(turn)
     except Exception as exc:  # noqa: BLE001  # it is told to the client
         outbox.put(f"{_PREFIX}.failed", **place, error=error_fields(exc))
         return
-    part.transcript = deltas.text
+    part.transcript = answer.text
     tell_transcript(outbox, item, index)
 
 

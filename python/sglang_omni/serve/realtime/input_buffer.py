@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.realtime.sound import RATE, Samples
 
 # The longest turn.

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.events import Id, new_id, validated
 from sglang_omni.serve.realtime.fields import RealtimeModel

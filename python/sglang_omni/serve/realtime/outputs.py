@@ -6,7 +6,7 @@ import base64
 import time
 from typing import Any
 
-from sglang_omni.client.types import ToolCall
+from sglang_omni.generation.fields import ToolCall
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.events import new_id

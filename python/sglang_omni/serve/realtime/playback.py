@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.client.audio import Resampler
-from sglang_omni.client.samples import pcm16
+from sglang_omni.generation.audio import Resampler
+from sglang_omni.generation.samples import pcm16
 from sglang_omni.serve.realtime.listener import Played
 from sglang_omni.serve.realtime.sound import RATE, Samples
 

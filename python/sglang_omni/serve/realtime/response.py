@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sglang_omni.client import GenerateRequest, RequestError
-from sglang_omni.client.transport import Deltas
-from sglang_omni.client.types import GenerateChunk, UsageInfo
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.generation.samples import DEFAULT_SAMPLE_RATE
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.request_ids import RequestName
 from sglang_omni.serve.realtime.config import SessionConfig, chat_params
 from sglang_omni.serve.realtime.conversation import Conversation, messages_of
@@ -174,32 +176,30 @@ class Response:
         assert place is not None
         try:
             request_id = server.running.admit(name, None)
-            async with aclosing(server.client.generate(request, request_id)) as chunks:
-                await self._tell(chunks)
+            async with aclosing(server.transport.parts(request, request_id)) as parts:
+                await self._send(parts)
         finally:
             server.running.leave(name)
             server.admission.leave(place)
 
-    async def _tell(self, chunks: Any) -> None:
-        deltas, outputs, begun = Deltas(), self._outputs, time.monotonic()
-        chunk: GenerateChunk
-        async for chunk in chunks:
-            if chunk.input_transcript is not None:
-                self._on_heard(chunk.input_transcript)
+    async def _send(self, parts: AsyncGenerator[GenerateChunk, None]) -> None:
+        outputs, begun = self._outputs, time.monotonic()
+        async for part in parts:
+            if part.input_transcript is not None:
+                self._on_heard(part.input_transcript)
             is_first = not outputs.items
-            if text := deltas.new_text(chunk):
-                outputs.add_text(text)
-            samples = deltas.new_audio(chunk)
-            if samples is not None:
-                outputs.add_sound(samples, deltas.sample_rate, chunk.spoken_text)
-            for call in deltas.new_tool_calls(chunk):
+            if part.text:
+                outputs.add_text(part.text)
+            if (samples := part.samples) is not None:
+                outputs.add_sound(samples, part.sample_rate or DEFAULT_SAMPLE_RATE, part.spoken_text)
+            for call in part.tool_calls:
                 outputs.add_call(call)
             if is_first and outputs.items:
                 self._server.metrics.first_output(time.monotonic() - begun)
-            if chunk.finish_reason is not None:
-                self._usage = chunk.usage
-                self._server.metrics.finished(chunk.usage)
-                self._finish(chunk.finish_reason)
+            if part.finish_reason is not None:
+                self._usage = part.usage
+                self._server.metrics.finished(part.usage)
+                self._finish(part.finish_reason)
 
     def _finish(self, finish_reason: str) -> None:
         if finish_reason == "abort":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 
 # Each may keep tens of megabytes of sound.
 MAX_SESSIONS = 256

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.client.audio import Resampler
+from sglang_omni.generation.audio import Resampler
 from sglang_omni.packages import install_line
 
 Samples = NDArray[np.float32]

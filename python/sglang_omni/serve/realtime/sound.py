@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sglang_omni.client.audio import Resampler, decode_pcm, encode_pcm
-from sglang_omni.client.samples import pcm16
+from sglang_omni.generation.audio import Resampler, decode_pcm, encode_pcm
+from sglang_omni.generation.samples import pcm16
 from sglang_omni.serve.realtime import g711
 from sglang_omni.serve.realtime.fields import RealtimeModel
 from sglang_omni.serve.realtime.g711 import Law

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.realtime.config import MERGED, SessionConfig
 
 # An update with more wrong parts is left out as a whole: each costs a reading of all.

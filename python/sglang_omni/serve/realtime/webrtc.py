@@ -24,7 +24,7 @@ from aiortc import (
 )
 from aiortc.mediastreams import MediaStreamError
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.realtime.ice import IceServers
 from sglang_omni.serve.realtime.playback import FRAME, FRAME_MS, CallPlayback
 from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session

@@ -13,9 +13,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import Metric
 
-from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
-from sglang_omni.client.audio import encode_wav
-from sglang_omni.client.request_id import new_request_id
+from sglang_omni.generation.audio import encode_wav
+from sglang_omni.generation.request import GenerateRequest, SamplingParams
+from sglang_omni.generation.request_id import new_request_id
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.errors import unavailable_headers
 from sglang_omni.serve.front.session import owner_of
@@ -41,7 +42,7 @@ def admin_routes(server: AppState) -> APIRouter:
     @router.get("/health")
     async def health() -> JSONResponse:
         """Whether the server takes requests."""
-        state = {"running": False, **server.client.health()}
+        state = {"running": False, **server.transport.health()}
         # New requests wait while a stage is restarted; if that takes long, they should go to another server.
         serves = state["running"] and not state.get("unserved_stages")
         if server.admission.closed is not None:
@@ -121,7 +122,7 @@ def admin_routes(server: AppState) -> APIRouter:
                 "version": __version__,
                 "served_model_name": server.served_name,
                 "uptime_s": round(time.time() - server.started, 3),
-                "health": server.client.health(),
+                "health": server.transport.health(),
                 "load": server.coordinator.get_load(),
             }
         )
@@ -154,7 +155,7 @@ def admin_routes(server: AppState) -> APIRouter:
             raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
         success, owner = False, owner_of(request)
         for each in server.running.meant_by(request_id, owner):
-            if (await server.client.abort(each, owner=owner)).success:
+            if await server.transport.abort(each, owner=owner):
                 logger.info("Request %s is aborted, as /abort_request asked", each)
                 success = True
         return JSONResponse({"success": success, "request_id": request_id})
@@ -191,7 +192,7 @@ async def _probe(server: AppState) -> None:
         # A text to speech model without its codec does none of the tasks.
         request = GenerateRequest(prompt={"text": "Hi"}, metadata=metadata, stream=False)
     request.timeout = _PROBE_TIMEOUT
-    await server.client.completion(request, request_id=f"health-{new_request_id()}")
+    await server.transport.whole(request, f"health-{new_request_id()}")
 
 
 def _status(server: AppState, state: dict[str, Any]) -> str:
@@ -210,7 +211,7 @@ def _limits(server: AppState) -> dict[str, Any]:
 def _families(server: AppState) -> Iterable[Metric]:
     coordinator, admission = server.coordinator, server.admission
     load, stages = coordinator.get_load(), coordinator.stage_load()
-    state = server.client.health()
+    state = server.transport.health()
     yield family("up", "Whether requests are taken.", bool(state.get("running")))
     yield family(
         "pipeline_requests",

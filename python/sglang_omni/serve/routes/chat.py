@@ -11,12 +11,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from sglang_omni.client import UsageInfo
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.results import PartEncoder
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.streaming import EventStream, until_disconnect
 from sglang_omni.serve.models.chat import ChatCompletionRequest
-from sglang_omni.serve.observe.playback import heard
+from sglang_omni.serve.observe.playback import listening
 from sglang_omni.serve.routes.chat_answer import Answers, part_of
 from sglang_omni.serve.routes.chat_request import audio_format_of, spelling_of, to_generate_request
 from sglang_omni.serve.routes.choices import Choices, choices_of
@@ -37,6 +38,7 @@ class _Reply:
     head: dict[str, Any]
     choices: Choices
     answers: Answers
+    audio_format: str
     include_usage: bool
     timings: bool
     spelling: Mapping[str, str]
@@ -74,6 +76,7 @@ def chat_routes(server: AppState) -> APIRouter:
                 legacy=body.functions is not None,
                 logprobs=bool(body.logprobs),
             ),
+            audio_format=audio_format,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             timings=body.timings,
             spelling=spelling_of(body),
@@ -109,25 +112,29 @@ async def _completion(server: AppState, reply: _Reply) -> dict[str, Any]:
 
 async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, Any], None]:
     started = time.monotonic()
-    answers = reply.answers
-    # Answers of which nothing is told yet, and those that are not finished.
-    silent, running = set(range(len(reply.choices))), set(range(len(reply.choices)))
-    usages: list[UsageInfo | None] = [None] * len(reply.choices)
-    with spelled(reply.spelling):
-        async with aclosing(heard(server.metrics, reply.choices.stream())) as chunks:
-            async for index, chunk in chunks:
-                part = answers.part(index, chunk, is_first=index in silent)
-                if part is not None:
-                    if len(silent) == len(usages):
+    answers, count = reply.answers, len(reply.choices)
+    # Answers of which nothing is sent yet, and those that are not finished.
+    silent, running = set(range(count)), set(range(count))
+    usages: list[UsageInfo | None] = [None] * count
+    encoders = [PartEncoder(reply.audio_format) for _ in range(count)]
+    with spelled(reply.spelling), listening(server.metrics) as play:
+        async with aclosing(reply.choices.stream()) as parts:
+            async for index, part in parts:
+                sound = await answers.sound(encoders[index], part)
+                if seconds := part.audio_seconds:
+                    play(index, seconds)
+                choice = answers.part(index, part, sound, is_first=index in silent)
+                if choice is not None:
+                    if len(silent) == count:
                         server.metrics.first_output(time.monotonic() - started)
                     silent.discard(index)
-                    more = {"heard": chunk.input_transcript} if chunk.input_transcript else {}
-                    yield reply.event([part], **more)
-                if chunk.finish_reason is not None:
+                    heard = {"heard": part.input_transcript} if part.input_transcript else {}
+                    yield reply.event([choice], **heard)
+                if part.finish_reason is not None:
                     running.discard(index)
-                    usages[index] = chunk.usage
-                    last = part_of(index, {}, finish_reason=answers.finish_reason(chunk.finish_reason))
-                    yield reply.event([last], **({"timings": chunk.timings} if reply.timings else {}))
+                    usages[index] = part.usage
+                    last = part_of(index, {}, finish_reason=answers.finish_reason(part.finish_reason))
+                    yield reply.event([last], **({"timings": part.timings} if reply.timings else {}))
     for index in sorted(running):
         yield reply.event([part_of(index, {}, finish_reason="stop")])
     usage = reply.choices.usage(usages)

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.client import CompletionResult, CompletionStreamChunk, TokenLogprob, ToolCall
-from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.audio import DEFAULT_SAMPLE_RATE
+from sglang_omni.generation.fields import TokenLogprob, ToolCall
+from sglang_omni.generation.results import CompletionResult, PartEncoder
 
 
 @dataclass(frozen=True)
@@ -57,36 +59,42 @@ class Answers:
                 message["audio"]["codes"] = result.audio_codes
         return choice
 
-    def part(self, index: int, chunk: CompletionStreamChunk, *, is_first: bool) -> dict[str, Any] | None:
-        """What a chunk adds to an answer; None if nothing."""
-        delta = self._delta(chunk)
-        token_ids = chunk.token_ids if self.return_token_ids else []
-        if not (delta or token_ids or chunk.logprobs or chunk.input_transcript):
+    async def sound(self, encoder: PartEncoder, part: GenerateChunk) -> dict[str, Any]:
+        """The fields of a part's sound; none if it has none that is ready, or none is wanted."""
+        if "audio" not in self.modalities or (data := await encoder.encode(part)) is None:
+            return {}
+        return {"data": data, "sample_rate": encoder.sample_rate or DEFAULT_SAMPLE_RATE}
+
+    def part(
+        self, index: int, part: GenerateChunk, sound: dict[str, Any], *, is_first: bool
+    ) -> dict[str, Any] | None:
+        """What a part adds to an answer; None if nothing."""
+        delta = self._delta(part, sound)
+        token_ids = part.token_ids if self.return_token_ids else []
+        if not (delta or token_ids or part.logprobs or part.input_transcript):
             return None
         role = {"role": "assistant"} if is_first else {}
-        choice = part_of(index, role | delta, self._logprobs(chunk.logprobs) if chunk.logprobs else None)
-        return choice | ({"token_ids": chunk.token_ids} if self.return_token_ids else {})
+        choice = part_of(index, role | delta, self._logprobs(part.logprobs) if part.logprobs else None)
+        return choice | ({"token_ids": part.token_ids} if self.return_token_ids else {})
 
     def finish_reason(self, reason: str) -> str:
         return "function_call" if self.legacy and reason == "tool_calls" else reason
 
-    def _delta(self, chunk: CompletionStreamChunk) -> dict[str, Any]:
-        delta: dict[str, Any] = _reasoning(chunk.reasoning) if chunk.reasoning else {}
+    def _delta(self, part: GenerateChunk, sound: dict[str, Any]) -> dict[str, Any]:
+        delta: dict[str, Any] = _reasoning(part.reasoning) if part.reasoning else {}
         audio: dict[str, Any] = {}
-        if chunk.text:
+        if part.text:
             if "text" in self.modalities:
-                delta["content"] = chunk.text
+                delta["content"] = part.text
             if "audio" in self.modalities:
-                audio["transcript"] = chunk.text
-        if chunk.tool_calls:
-            delta |= self._calls([_new_call(call) for call in chunk.tool_calls])
-        if chunk.audio_b64 is not None and "audio" in self.modalities:
-            audio["data"] = chunk.audio_b64
-            audio["sample_rate"] = chunk.sample_rate or DEFAULT_SAMPLE_RATE
-        if self.return_token_ids and chunk.audio_codes and "audio" in self.modalities:
-            audio["codes"] = chunk.audio_codes
+                audio["transcript"] = part.text
+        if part.tool_calls:
+            delta |= self._calls([_new_call(call) for call in part.tool_calls])
+        audio |= sound
+        if self.return_token_ids and part.audio_codes and "audio" in self.modalities:
+            audio["codes"] = part.audio_codes
         if audio:
-            delta["audio"] = {"id": f"audio-{chunk.request_id}", "expires_at": self.created, **audio}
+            delta["audio"] = {"id": f"audio-{part.request_id}", "expires_at": self.created, **audio}
         return delta
 
     def _calls(self, calls: list[dict[str, Any]]) -> dict[str, Any]:

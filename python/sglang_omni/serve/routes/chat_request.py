@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
+from sglang_omni.generation.request import GenerateRequest, SamplingParams
 from sglang_omni.preprocessing.request_params import TaskParams
 from sglang_omni.preprocessing.tools import tools_of
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.models.chat import ChatCompletionRequest
 from sglang_omni.serve.models.content import (
     AudioUrlPart,

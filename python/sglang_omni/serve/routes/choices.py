@@ -10,15 +10,12 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from sglang_omni.client import (
-    Client,
-    CompletionResult,
-    CompletionStreamChunk,
-    GenerateChunk,
-    GenerateRequest,
-    RequestError,
-    UsageInfo,
-)
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.generation.results import CompletionResult, to_completion
+from sglang_omni.generation.transport import Transport
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.state import AppState
 
 # Answers of one HTTP request, to all its prompts together.
@@ -38,7 +35,7 @@ class Choices:
 
     def __init__(
         self,
-        client: Client,
+        transport: Transport,
         ids: Sequence[str],
         prompts: Sequence[GenerateRequest],
         *,
@@ -54,7 +51,7 @@ class Choices:
         """
         self.ids = list(ids)
         self.per_prompt = per_prompt
-        self._client = client
+        self._transport = transport
         self._audio_format = audio_format
         requests = [_seeded(prompt, offset) for prompt in prompts for offset in range(per_prompt)]
         self._requests = list(zip(ids, requests, strict=True))
@@ -63,7 +60,7 @@ class Choices:
         return len(self._requests)
 
     async def complete(self) -> list[CompletionResult]:
-        """The whole answers. The log-probabilities of a prompt are those that its first answer told."""
+        """The whole answers. The log-probabilities of a prompt are those of its first answer."""
         begun = self._begun()
         try:
             async with asyncio.TaskGroup() as group:
@@ -75,14 +72,14 @@ class Choices:
             result.prompt_logprobs = results[index - index % self.per_prompt].prompt_logprobs
         return results
 
-    async def stream(self) -> AsyncGenerator[tuple[int, CompletionStreamChunk], None]:
+    async def stream(self) -> AsyncGenerator[tuple[int, GenerateChunk], None]:
         """Yields each answer's index with what is new of it, as they come."""
         if len(self) == 1:
-            async with aclosing(self._chunks(0)) as chunks:
-                async for chunk in chunks:
-                    yield 0, chunk
+            async with aclosing(self._parts(0)) as own:
+                async for only in own:
+                    yield 0, only
             return
-        parts: asyncio.Queue[tuple[int, CompletionStreamChunk] | Exception | None] = asyncio.Queue(len(self))
+        parts: asyncio.Queue[tuple[int, GenerateChunk] | Exception | None] = asyncio.Queue(len(self))
         running = asyncio.create_task(self._stream_all(parts))
         try:
             while (part := await parts.get()) is not None:
@@ -123,45 +120,32 @@ class Choices:
     async def _whole(self, index: int, begun: list[asyncio.Future[bool]]) -> CompletionResult:
         request_id, request = self._requests[index]
         lead = begun[index // self.per_prompt]
-        on_chunk = None
         if index % self.per_prompt:
             if not await lead:
                 return CompletionResult(request_id, "", finish_reason="abort")
-            # To be told again, they would be computed again, and the prompt not be found in the cache.
+            # Their scores are the first answer's: computed again, the prompt would not be found in the cache.
             request = replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
         elif self.per_prompt > 1:
             request = replace(request, stream=True)
+        whole = await self._transport.whole(request, request_id, lambda part: _begin(lead, part))
+        return await to_completion(whole, self._audio_format)
 
-            def on_chunk(chunk: GenerateChunk) -> None:
-                _begin(lead, chunk)
-
-        result = await self._client.completion(
-            request, request_id=request_id, audio_format=self._audio_format, on_chunk=on_chunk
-        )
-        if not lead.done():  # A client over HTTP has no chunks.
-            lead.set_result(result.finish_reason != "abort")
-        return result
-
-    def _chunks(self, index: int) -> AsyncGenerator[CompletionStreamChunk, None]:
+    def _parts(self, index: int) -> AsyncGenerator[GenerateChunk, None]:
         request_id, request = self._requests[index]
-        return self._client.completion_stream(request, request_id=request_id, audio_format=self._audio_format)
+        return self._transport.parts(replace(request, stream=True), request_id)
 
-    async def _stream_all(
-        self, parts: asyncio.Queue[tuple[int, CompletionStreamChunk] | Exception | None]
-    ) -> None:
+    async def _stream_all(self, parts: asyncio.Queue[tuple[int, GenerateChunk] | Exception | None]) -> None:
         begun = self._begun()
 
         async def run(index: int) -> None:
             lead = begun[index // self.per_prompt]
             if index % self.per_prompt and not await lead:
-                await parts.put(
-                    (index, CompletionStreamChunk(self._requests[index][0], finish_reason="abort"))
-                )
+                await parts.put((index, GenerateChunk(self.ids[index], finish_reason="abort")))
                 return
-            async with aclosing(self._chunks(index)) as chunks:
-                async for chunk in chunks:
-                    _begin(lead, chunk)
-                    await parts.put((index, chunk))
+            async with aclosing(self._parts(index)) as own:
+                async for part in own:
+                    _begin(lead, part)
+                    await parts.put((index, part))
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -211,12 +195,12 @@ def choices_of(
         each = range(per_prompt)
         numbered = [f"{own}-{index}" for own in names for index in each] if per_prompt > 1 else list(names)
         ids = server.running.rename_parts(name, numbered)
-    return Choices(server.client, ids, prompts, per_prompt=per_prompt, audio_format=audio_format)
+    return Choices(server.transport, ids, prompts, per_prompt=per_prompt, audio_format=audio_format)
 
 
-def _begin(lead: asyncio.Future[bool], chunk: GenerateChunk | CompletionStreamChunk) -> None:
+def _begin(lead: asyncio.Future[bool], part: GenerateChunk) -> None:
     if not lead.done():
-        lead.set_result(chunk.finish_reason != "abort")
+        lead.set_result(part.finish_reason != "abort")
 
 
 def _seeded(request: GenerateRequest, offset: int) -> GenerateRequest:

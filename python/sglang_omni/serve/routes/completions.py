@@ -12,14 +12,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.client import (
-    CompletionResult,
-    GenerateRequest,
-    RequestError,
-    SamplingParams,
-    TokenLogprob,
-    UsageInfo,
-)
+from sglang_omni.generation.fields import TokenLogprob, UsageInfo
+from sglang_omni.generation.request import GenerateRequest, SamplingParams
+from sglang_omni.generation.results import CompletionResult
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.streaming import EventStream, until_disconnect

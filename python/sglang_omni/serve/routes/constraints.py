@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from sglang_omni.client import RequestError, SamplingParams
+from sglang_omni.generation.request import SamplingParams
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.models.constraints import (
     ConstraintFields,
     GrammarFields,

@@ -9,7 +9,7 @@ from fastapi import Request
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 
 MAX_FIELDS = 64
 MAX_FILES = 8

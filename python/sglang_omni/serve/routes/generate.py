@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from sglang_omni.client import (
-    CompletionResult,
-    CompletionStreamChunk,
-    GenerateRequest,
-    RequestError,
-    TokenLogprob,
-    UsageInfo,
-)
+from sglang_omni.generation.answer import AnswerBuilder, GenerateChunk
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.generation.results import CompletionResult
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.streaming import EventStream, until_disconnect
@@ -50,49 +47,29 @@ class _Wanted:
     top: int
 
 
-@dataclass
-class _Written:
-    """An answer so far; each of SGLang's events tells all of it."""
-
-    request_id: str
-    wanted: _Wanted
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-    usage: UsageInfo | None = None
-    timings: Mapping[str, Any] | None = None
-
-    def add(self, new: CompletionResult | CompletionStreamChunk) -> None:
-        self.text += new.text
-        self.token_ids += new.token_ids
-        self.logprobs += new.logprobs
-        self.prompt_logprobs += new.prompt_logprobs
-        self.finish_reason, self.usage, self.timings = new.finish_reason, new.usage, new.timings
-
-    def fields(self, body: NativeRequest) -> dict[str, Any]:
-        usage = self.usage or UsageInfo()
-        reason: dict[str, Any] | None = None
-        if self.finish_reason is not None:
-            reason = {"type": self.finish_reason}
-            if self.finish_reason == "length":
-                reason["length"] = len(self.token_ids)
-        meta: dict[str, Any] = {
-            "id": self.request_id,
-            "finish_reason": reason,
-            "prompt_tokens": usage.prompt_tokens or 0,
-            "completion_tokens": usage.completion_tokens or len(self.token_ids),
-            "cached_tokens": usage.cached_tokens or 0,
-        }
-        wanted, texts = self.wanted, body.return_text_in_logprobs
-        if wanted.logprobs:
-            told = self.prompt_logprobs[wanted.start :] if wanted.start >= 0 else []
-            meta |= input_fields(told, wanted.top, texts=texts)
-            meta |= output_fields(self.logprobs, wanted.top, texts=texts)
-        if body.timings and self.finish_reason is not None:
-            meta["timings"] = self.timings
-        return {"text": self.text, "output_ids": list(self.token_ids), "meta_info": meta}
+def _fields(body: NativeRequest, wanted: _Wanted, answer: GenerateChunk | CompletionResult) -> dict[str, Any]:
+    """An answer so far; each of SGLang's events has all of it."""
+    usage = answer.usage or UsageInfo()
+    reason: dict[str, Any] | None = None
+    if answer.finish_reason is not None:
+        reason = {"type": answer.finish_reason}
+        if answer.finish_reason == "length":
+            reason["length"] = len(answer.token_ids)
+    meta: dict[str, Any] = {
+        "id": answer.request_id,
+        "finish_reason": reason,
+        "prompt_tokens": usage.prompt_tokens or 0,
+        "completion_tokens": usage.completion_tokens or len(answer.token_ids),
+        "cached_tokens": usage.cached_tokens or 0,
+    }
+    if wanted.logprobs:
+        texts = body.return_text_in_logprobs
+        prompt = answer.prompt_logprobs[wanted.start :] if wanted.start >= 0 else []
+        meta |= input_fields(prompt, wanted.top, texts=texts)
+        meta |= output_fields(answer.logprobs, wanted.top, texts=texts)
+    if body.timings and answer.finish_reason is not None:
+        meta["timings"] = answer.timings
+    return {"text": answer.text, "output_ids": list(answer.token_ids), "meta_info": meta}
 
 
 def generate_routes(server: AppState) -> APIRouter:
@@ -118,36 +95,32 @@ def generate_routes(server: AppState) -> APIRouter:
             param="sampling_params.n",
             names=rids if whole else None,
         )
-        answers = [_Written(request_id, prompts[index // n]) for index, request_id in enumerate(choices.ids)]
+        wanted = [prompts[index // n] for index in range(len(choices))]
         if body.stream:
-            return EventStream(_events(server, body, choices, answers), request_id=request_id)
-        await until_disconnect(request.receive, _complete(server, choices, answers))
-        several = len(answers) > 1 or _is_list(body)
-        fields = [answer.fields(body) for answer in answers]
-        return JSONResponse(fields if several else fields[0])
+            return EventStream(_events(server, body, choices, wanted), request_id=request_id)
+        results = await until_disconnect(request.receive, choices.complete())
+        server.metrics.finished(choices.usage([result.usage for result in results]))
+        fields = [_fields(body, *pair) for pair in zip(wanted, results, strict=True)]
+        return JSONResponse(fields if len(fields) > 1 or _is_list(body) else fields[0])
 
     return router
 
 
-async def _complete(server: AppState, choices: Choices, answers: list[_Written]) -> None:
-    results = await choices.complete()
-    server.metrics.finished(choices.usage([result.usage for result in results]))
-    for answer, result in zip(answers, results, strict=True):
-        answer.add(result)
-
-
 async def _events(
-    server: AppState, body: NativeRequest, choices: Choices, answers: list[_Written]
+    server: AppState, body: NativeRequest, choices: Choices, wanted: list[_Wanted]
 ) -> AsyncGenerator[dict[str, Any], None]:
     """Events as SGLang streams them: each has all of one answer so far; of several, with its index."""
-    several = len(answers) > 1 or _is_list(body)
-    async with aclosing(choices.stream()) as chunks:
-        async for index, chunk in chunks:
-            answer = answers[index]
-            answer.add(chunk)
-            if chunk.text or chunk.finish_reason is not None:
-                yield answer.fields(body) | ({"index": index} if several else {})
-    server.metrics.finished(choices.usage([answer.usage for answer in answers]))
+    several = len(wanted) > 1 or _is_list(body)
+    answers = [AnswerBuilder() for _ in wanted]
+    async with aclosing(choices.stream()) as parts:
+        async for index, part in parts:
+            answers[index].join(part)
+            if part.text or part.finish_reason is not None:
+                fields = _fields(body, wanted[index], answers[index].whole())
+                yield fields | ({"index": index} if several else {})
+    server.metrics.finished(
+        choices.usage([None if answer.last is None else answer.last.usage for answer in answers])
+    )
 
 
 def _is_list(body: NativeRequest) -> bool:

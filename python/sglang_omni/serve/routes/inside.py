@@ -15,9 +15,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from sglang_omni.client import RequestError
 from sglang_omni.config.draw.layout import laid_out_values
 from sglang_omni.config.plan.instances import stage_of
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.session import owner_of
 from sglang_omni.serve.observe.history import Generation
 from sglang_omni.serve.observe.timeline import unix
@@ -125,7 +125,7 @@ def _requests(server: AppState) -> dict[str, int]:
 
 
 def _stages(server: AppState) -> dict[str, StageNow]:
-    coordinator, health = server.coordinator, server.client.health()
+    coordinator, health = server.coordinator, server.transport.health()
     stages: dict[str, StageNow] = {}
     stats = coordinator.stage_stats()
     for instance, held in coordinator.stage_load().items():

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable
 from typing import Any
 
-from sglang_omni.client import TokenLogprob
+from sglang_omni.generation.fields import TokenLogprob
 
 
 class LegacyLogprobs:

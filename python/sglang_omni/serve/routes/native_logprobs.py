@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_omni.client import TokenLogprob
+from sglang_omni.generation.fields import TokenLogprob
 
 
 def output_fields(tokens: Sequence[TokenLogprob], top: int, *, texts: bool) -> dict[str, Any]:

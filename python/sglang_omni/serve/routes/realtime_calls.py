@@ -10,8 +10,8 @@ from fastapi.responses import Response
 from pydantic_core import from_json
 from starlette.datastructures import FormData
 
-from sglang_omni.client import RequestError
 from sglang_omni.packages import install_line
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.session import owner_of
 from sglang_omni.serve.realtime.config_checks import default_config
 from sglang_omni.serve.realtime.events import new_id

@@ -12,14 +12,10 @@ from typing import Any, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from sglang_omni.client import (
-    CompletionResult,
-    CompletionStreamChunk,
-    GenerateRequest,
-    RequestError,
-    SamplingParams,
-    UsageInfo,
-)
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.request import GenerateRequest, SamplingParams
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.errors import describe
 from sglang_omni.serve.front.session import owner_of, session_key
@@ -61,7 +57,7 @@ class _Reply:
     def fields(self) -> dict[str, Any]:
         return self.kept.fields
 
-    def end(self, last: CompletionResult | CompletionStreamChunk) -> list[Event]:
+    def end(self, last: GenerateChunk) -> list[Event]:
         """The events of the answer's end; the response is complete then, and kept."""
         cut = last.finish_reason in ("length", "abort")
         events = self.writer.finish("incomplete" if cut else "completed")
@@ -105,15 +101,15 @@ def response_routes(server: AppState) -> APIRouter:
         kept = KeptResponse(owner, _head(response_id, body, model), items, previous)
         reply = _Reply(server, body, request_id, kept, OutputWriter())
 
-        async def whole() -> dict[str, Any]:
+        async def written() -> dict[str, Any]:
             running[response_id] = reply
             try:
                 with spelled(_SPELLING):
-                    result = await server.client.completion(generate, request_id=request_id)
+                    whole = await server.transport.whole(generate, request_id)
             finally:
                 del running[response_id]
-            reply.writer.add(result)
-            reply.end(result)
+            reply.writer.add(whole)
+            reply.end(whole)
             return reply.fields
 
         async def streamed() -> AsyncGenerator[bytes, None]:
@@ -131,7 +127,7 @@ def response_routes(server: AppState) -> APIRouter:
 
         if body.stream:
             return StreamedResponse(streamed(), media_type="text/event-stream", request_id=request_id)
-        return JSONResponse(await until_disconnect(request.receive, whole()))
+        return JSONResponse(await until_disconnect(request.receive, written()))
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(
@@ -163,7 +159,7 @@ def response_routes(server: AppState) -> APIRouter:
                 f"response {response_id!r} is {kept.fields['status']}: there is nothing to cancel",
                 code="invalid_value",
             )
-        await server.client.abort(reply.request_id, owner=owner_of(request))
+        await server.transport.abort(reply.request_id, owner=owner_of(request))
         return JSONResponse(kept.fields | {"status": "cancelled"})
 
     @router.get("/v1/responses/{response_id}/input_items")
@@ -211,18 +207,17 @@ async def _events(reply: _Reply, request: GenerateRequest) -> AsyncGenerator[Eve
     begun = False
     try:
         with spelled(_SPELLING):
-            chunks = reply.server.client.completion_stream(request, request_id=reply.request_id)
-            async with aclosing(chunks):
-                async for chunk in chunks:
+            async with aclosing(reply.server.transport.parts(request, reply.request_id)) as parts:
+                async for part in parts:
                     if not begun:
                         begun = True
                         reply.server.metrics.first_output(time.monotonic() - started)
                         for kind in ("created", "in_progress"):
                             yield {"type": f"response.{kind}", "response": reply.fields}
-                    for fields in reply.writer.add(chunk):
+                    for fields in reply.writer.add(part):
                         yield fields
-                    if chunk.finish_reason is not None:
-                        for fields in reply.end(chunk):
+                    if part.finish_reason is not None:
+                        for fields in reply.end(part):
                             yield fields
     except Exception as exc:
         if not begun:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sglang_omni.client import CompletionResult, CompletionStreamChunk, TokenLogprob, ToolCall
+from sglang_omni.generation.answer import GenerateChunk
+from sglang_omni.generation.fields import TokenLogprob, ToolCall
 from sglang_omni.serve.responses_store import Item
 from sglang_omni.serve.routes.responses_input import new_id
 
@@ -27,7 +28,7 @@ class OutputWriter:
         self._open: Item | None = None
         self._calls: dict[int, int] = {}
 
-    def add(self, new: CompletionResult | CompletionStreamChunk) -> list[Event]:
+    def add(self, new: GenerateChunk) -> list[Event]:
         """What is new in an answer, or all of it."""
         events: list[Event] = []
         if new.reasoning:

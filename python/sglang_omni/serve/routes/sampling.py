@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_omni.client import RequestError, SamplingParams
+from sglang_omni.generation.request import SamplingParams
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.models.chat import ChatCompletionRequest
 from sglang_omni.serve.models.completions import CompletionRequest
 from sglang_omni.serve.models.fields import SamplingFields

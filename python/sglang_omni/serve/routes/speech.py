@@ -10,8 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from sglang_omni.client import RequestError
-from sglang_omni.client.audio import FORMAT_MIME_TYPES, Base64Pieces, no_audio
+from sglang_omni.generation.audio import FORMAT_MIME_TYPES, Base64Pieces
+from sglang_omni.generation.errors import no_audio
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import session_key
 from sglang_omni.serve.front.streaming import EventStream, StreamedResponse, until_disconnect
@@ -22,6 +23,7 @@ from sglang_omni.serve.routes.spoken import (
     check_speech,
     speech_request,
     usage_fields,
+    whole_speech,
 )
 from sglang_omni.serve.state import AppState, request_id_of
 
@@ -60,7 +62,7 @@ def speech_routes(server: AppState) -> APIRouter:
             return await until_disconnect(request.receive, _streamed(body, speech, request_id))
         result = await until_disconnect(
             request.receive,
-            server.client.speech(generate, request_id=request_id, response_format=body.audio_format),
+            whole_speech(server, generate, body.audio_format, request_id),
         )
         server.metrics.finished(result.usage)
         headers = {

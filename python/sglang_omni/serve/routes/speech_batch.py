@@ -13,7 +13,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
-from sglang_omni.client import GenerateRequest, RequestError
+from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.admission import Admission
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.errors import describe
@@ -21,7 +22,13 @@ from sglang_omni.serve.front.session import session_key
 from sglang_omni.serve.front.streaming import until_disconnect
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.models.speech import SpeechBatchRequest, SpeechFields, SpeechItem
-from sglang_omni.serve.routes.spoken import check_encodable, check_speech, speech_request, usage_fields
+from sglang_omni.serve.routes.spoken import (
+    check_encodable,
+    check_speech,
+    speech_request,
+    usage_fields,
+    whole_speech,
+)
 from sglang_omni.serve.state import AppState, request_id_of
 
 # Of all texts together: an hour of speech, which is kept until the answer is complete.
@@ -133,9 +140,7 @@ class _Batch:
             timings=body.timings,
         )
         audio_format = item.response_format or _DEFAULT_FORMAT
-        result = await self.server.client.speech(
-            generate, request_id=request_id, response_format=audio_format
-        )
+        result = await whole_speech(self.server, generate, audio_format, request_id)
         self.server.metrics.finished(result.usage)
         encoded = await asyncio.to_thread(base64.b64encode, result.audio_bytes)
         spoken: dict[str, Any] = {

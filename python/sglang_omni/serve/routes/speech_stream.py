@@ -12,8 +12,9 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
-from sglang_omni.client import RequestError, UsageInfo
-from sglang_omni.client.audio import no_audio
+from sglang_omni.generation.errors import no_audio
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.errors import describe
 from sglang_omni.serve.front.session import session_key
 from sglang_omni.serve.front.validation import validation_error

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from starlette.requests import HTTPConnection
 
-from sglang_omni.client import GenerateRequest, RequestError, UsageInfo
-from sglang_omni.client.audio import AudioFileEncoder, Samples, check_format
-from sglang_omni.client.transport import Deltas
+from sglang_omni.generation.audio import DEFAULT_SAMPLE_RATE, AudioFileEncoder, Samples, check_format
+from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.generation.results import SpeechResult, to_speech
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.session import owner_of
 from sglang_omni.serve.models.speech import SpeechFields
 from sglang_omni.serve.observe.playback import listening
@@ -118,6 +120,13 @@ def usage_fields(usage: UsageInfo | None) -> dict[str, int]:
     }
 
 
+async def whole_speech(
+    server: AppState, generate: GenerateRequest, audio_format: str, request_id: str
+) -> SpeechResult:
+    """A text's speech as one file."""
+    return await to_speech(await server.transport.whole(generate, request_id), audio_format)
+
+
 class EncodedSpeech:
     """A text's speech, encoded while it is made.
 
@@ -131,25 +140,25 @@ class EncodedSpeech:
         self.encoder = AudioFileEncoder(audio_format)
         self.usage: UsageInfo | None = None
         self.finish_reason = "stop"
-        self._chunks = server.client.generate(generate, request_id=request_id)
+        self._parts = server.transport.parts(generate, request_id)
         self._metrics = server.metrics
         self._began = time.monotonic()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yields the file's pieces, none of them empty."""
-        encoder, deltas, is_first = self.encoder, Deltas(), True
-        async with aclosing(self._chunks) as chunks:
-            with listening(self._metrics) as playback:
-                async for chunk in chunks:
-                    self.usage = chunk.usage or self.usage
-                    self.finish_reason = chunk.finish_reason or self.finish_reason
-                    samples = deltas.new_audio(chunk)
-                    if samples is None:
+        encoder, is_first = self.encoder, True
+        async with aclosing(self._parts) as parts:
+            with listening(self._metrics) as play:
+                async for part in parts:
+                    self.usage = part.usage or self.usage
+                    self.finish_reason = part.finish_reason or self.finish_reason
+                    if (samples := part.samples) is None:
                         continue
-                    playback.feed(time.monotonic(), len(samples) / deltas.sample_rate)
+                    rate = part.sample_rate or DEFAULT_SAMPLE_RATE
+                    play(0, len(samples) / rate)
                     early = is_first and encoder.compresses
-                    for part in _parts(samples, deltas.sample_rate) if early else (samples,):
-                        piece = await encoder.off_loop(encoder.encode, part, deltas.sample_rate)
+                    for cut in _cut(samples, rate) if early else (samples,):
+                        piece = await encoder.off_loop(encoder.encode, cut, rate)
                         if piece and is_first:
                             self._metrics.first_output(time.monotonic() - self._began)
                             is_first = False
@@ -160,6 +169,6 @@ class EncodedSpeech:
             yield piece
 
 
-def _parts(samples: Samples, rate: int) -> tuple[Samples, ...]:
+def _cut(samples: Samples, rate: int) -> tuple[Samples, ...]:
     """The first quarter of a second, and the rest: a listener need not wait until seconds are compressed."""
     return tuple(part for part in np.split(samples, [rate // 4]) if len(part))

@@ -8,9 +8,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from sglang_omni.answers.chat import ChatPrompts
-from sglang_omni.client import RequestError
 from sglang_omni.preprocessing.messages import parse_messages, with_parts
-from sglang_omni.proto import OmniRequest
+from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.models.content import ChatMessage
 from sglang_omni.serve.models.tokenize import DetokenizeRequest, TokenizeRequest

@@ -12,8 +12,10 @@ from fastapi.responses import Response
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
-from sglang_omni.client import GenerateRequest, RequestError, TranscriptionResult, transcription_request
-from sglang_omni.client.transport import Deltas
+from sglang_omni.generation.answer import AnswerBuilder
+from sglang_omni.generation.request import GenerateRequest, transcription_request
+from sglang_omni.generation.results import TranscriptionResult
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.streaming import EventStream, until_disconnect
 from sglang_omni.serve.front.validation import validation_error
@@ -88,10 +90,8 @@ async def _transcribe(server: AppState, request: Request, task: str) -> Response
         return EventStream(
             _events(server, generate, fields, task, request_id), request_id=request_id, done=False
         )
-    result = await until_disconnect(
-        request.receive, server.client.transcript(generate, request_id=request_id)
-    )
-    return transcript_response(fields, result, task)
+    whole = await until_disconnect(request.receive, server.transport.whole(generate, request_id))
+    return transcript_response(fields, TranscriptionResult.of(whole), task)
 
 
 def _check_params(server: AppState, task: str, generate: GenerateRequest) -> None:
@@ -126,26 +126,21 @@ async def _events(
     server: AppState, generate: GenerateRequest, fields: TranscriptionForm, task: str, request_id: str
 ) -> AsyncGenerator[dict[str, Any], None]:
     """OpenAI's events. Those of ``verbose_json`` also have the segments and words that are new."""
-    started, first, said = time.monotonic(), True, 0
-    deltas = Deltas()
+    started, count = time.monotonic(), 0
+    answer = AnswerBuilder()
     verbose = fields.response_format == "verbose_json"
-    async with aclosing(server.client.generate(generate, request_id)) as chunks:
-        async for chunk in chunks:
-            text, is_last = deltas.new_text(chunk), chunk.finish_reason is not None
-            segments = chunk.segments[said:] if is_last else chunk.segments
+    async with aclosing(server.transport.parts(generate, request_id)) as parts:
+        async for part in parts:
             # A segment may be complete only after its text is out.
-            if text or (verbose and segments):
-                if first:
+            if part.text or (verbose and part.segments):
+                if answer.last is None:
                     server.metrics.first_output(time.monotonic() - started)
-                    first = False
-                delta = {"type": "transcript.text.delta", "delta": text}
-                yield delta | (segment_fields(fields, segments, said) if verbose else {})
-            said += len(segments)
-            if is_last:
-                result = TranscriptionResult(
-                    deltas.text, chunk.language, chunk.duration, timings=chunk.timings
-                )
-                yield {"type": "transcript.text.done"} | whole_fields(fields, result, task)
+                delta = {"type": "transcript.text.delta", "delta": part.text}
+                yield delta | (segment_fields(fields, part.segments, count) if verbose else {})
+            answer.join(part)
+            count += len(part.segments)
+    result = TranscriptionResult.of(answer.whole())
+    yield {"type": "transcript.text.done"} | whole_fields(fields, result, task)
 
 
 def _fields(form: FormData) -> TranscriptionForm:

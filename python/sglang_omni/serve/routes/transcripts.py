@@ -8,8 +8,9 @@ from typing import Any
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from sglang_omni.client import TranscriptionResult, TranscriptionSegment
-from sglang_omni.client.subtitles import srt, vtt
+from sglang_omni.generation.fields import TranscriptionSegment
+from sglang_omni.generation.results import TranscriptionResult
+from sglang_omni.generation.subtitles import srt, vtt
 from sglang_omni.preprocessing.languages import language_name
 from sglang_omni.serve.models.transcriptions import TranscriptionForm
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from sglang_omni.client import UsageInfo
+from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import first_failure
 from sglang_omni.serve.front.admission import Admission

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from sglang_omni.client import RequestError
+from sglang_omni.proto import RequestError
 from sglang_omni.serve.routes.forms import read_form
 from sglang_omni.serve.routes.spoken import own_voices
 from sglang_omni.serve.state import AppState

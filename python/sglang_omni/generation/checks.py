@@ -1,7 +1,7 @@
 """Checks that what a pipeline returns can answer a request: a server's routes have no use for anything else.
 
-The fields are those of ``sglang_omni.proto.tasks``. What is wrong is told to the author of the pipeline: the
-stage, the field, and what is expected.
+The fields are those of ``sglang_omni.proto.tasks``. An error is for the author of the pipeline: it names
+the stage, the field, and what is expected.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sglang_omni.client.results import is_merged
-from sglang_omni.client.types import (
-    ClientError,
-    GenerateChunk,
-)
+from sglang_omni.generation.answer import GenerateChunk, is_merged
+from sglang_omni.generation.errors import ClientError
 from sglang_omni.proto import shortened
 
-# Field -> the types that it may have, and how they are told. None stands for no value.
+# Field -> the types that it may have, and their description. None stands for no value.
 _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "text": ((str,), "a str"),
     "modality": ((str,), "a str"),
@@ -47,10 +44,10 @@ _LISTED: dict[str, frozenset[str]] = {
 
 
 class _Need(NamedTuple):
-    """What a task's answer cannot do without: one of these fields, and how they are told."""
+    """What a task's answer cannot do without: one of these fields, and their description."""
 
     fields: tuple[str, ...]
-    told: str
+    description: str
 
 
 _TEXT_OR_SOUND = _Need(
@@ -86,11 +83,11 @@ def check_fields(data: Any, *, stage: str | None) -> None:
         expected = _FIELDS.get(name)
         if expected is None or value is None:
             continue
-        kinds, told = expected
+        kinds, description = expected
         if not isinstance(value, kinds):
-            raise _wrong(stage, name, value, told)
+            raise _wrong(stage, name, value, description)
         if name in _LISTED and not _is_listed(value, _LISTED[name]):
-            raise _wrong(stage, name, value, told)
+            raise _wrong(stage, name, value, description)
     rate = data.get("sample_rate")
     if rate is not None and rate <= 0:
         raise _wrong(stage, "sample_rate", rate, "an int above 0, in Hz")
@@ -124,14 +121,14 @@ def check_answer(task: str, result: Any, streamed: set[str], *, stage: str | Non
         elif "text" in need.fields and isinstance(part, str | int):
             return
     where = "the pipeline" if stage is None else f"stage {stage!r}"
-    raise ClientError(f"{where} returned {_told(result)}; {task} needs {need.told}")
+    raise ClientError(f"{where} returned {_described(result)}; {task} needs {need.description}")
 
 
 def _is_listed(values: Any, keys: frozenset[str]) -> bool:
     return all(isinstance(each, Mapping) and each.keys() >= keys for each in values)
 
 
-def _told(result: Any) -> str:
+def _described(result: Any) -> str:
     if isinstance(result, Mapping):
         return f"a dict with {', '.join(map(repr, result)) or 'nothing in it'}"
     if result is None or isinstance(result, str | int | float):

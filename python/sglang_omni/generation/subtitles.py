@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_omni.client.types import TranscriptionResult, TranscriptionSegment
+from sglang_omni.generation.fields import TranscriptionSegment
+from sglang_omni.generation.results import TranscriptionResult
 
 
 def srt(result: TranscriptionResult) -> str:
