@@ -11,13 +11,20 @@
  *                      a process has the first alone
  *
  * GPU 3 is GPU-00000000-0000-0000-0000-000000000003, its slice 1 is MIG-4d000000-0000-0000-0000-000000000301.
+ * Memory is the host's, in files of memory: another process, and the same one, opens an allocation at an address of
+ * its own, as a GPU's. "fakeOpened" counts what is open, and "fakeMostOpened" the most that was open at a time.
+ *
  * A process with CUDA_MPS_PIPE_DIRECTORY whose daemon listens there leaves the file "server" in it, once it has a
  * context.
  */
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
 enum { MOST = 64, DEEPEST = 64 };
@@ -162,6 +169,99 @@ int cuCtxPopCurrent_v2(void **context) {
 }
 
 int cuCtxGetCurrent(void **context) { *context = depth ? stack[depth - 1] : NULL; return OK; }
+
+/* Memory: allocations of this process, and those of others that are open here. */
+
+enum { BLOCKS = 4096 };
+
+typedef struct { char *start; size_t bytes; int file, is_opened; unsigned long long number; } Block;
+/* What a handle's 64 bytes hold. */
+typedef struct { int process, file; size_t bytes; char rest[48]; } Handle;
+
+static pthread_mutex_t memory = PTHREAD_MUTEX_INITIALIZER;
+static Block blocks[BLOCKS];
+static unsigned long long numbers;
+static int opened, most_opened;
+
+static Block *block_of(unsigned long long address) {
+    for (Block *block = blocks; block < blocks + BLOCKS; block++)
+        if (block->start && (char *)address >= block->start && (char *)address < block->start + block->bytes) return block;
+    return NULL;
+}
+
+static int map(unsigned long long *start, int file, size_t bytes, int is_opened) {
+    Block *block = blocks;
+    while (block < blocks + BLOCKS && block->start) block++;
+    char *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (block == blocks + BLOCKS || at == MAP_FAILED) return INVALID_VALUE;
+    *block = (Block){at, bytes, file, is_opened, ++numbers};
+    *start = (unsigned long long)at;
+    if (is_opened && ++opened > most_opened) most_opened = opened;
+    return OK;
+}
+
+static int unmap(unsigned long long start, int is_opened) {
+    Block *block = block_of(start);
+    if (!block || block->start != (char *)start || block->is_opened != is_opened) return INVALID_VALUE;
+    munmap(block->start, block->bytes);
+    close(block->file);
+    block->start = NULL;
+    opened -= is_opened;
+    return OK;
+}
+
+/* In a context, and one thread at a time. */
+#define MEMORY(call) \
+    if (!depth) return INVALID_CONTEXT; \
+    pthread_mutex_lock(&memory); \
+    int status = (call); \
+    pthread_mutex_unlock(&memory); \
+    return status
+
+static int range_of(unsigned long long *start, size_t *bytes, unsigned long long address) {
+    Block *block = block_of(address);
+    if (!block) return INVALID_VALUE;
+    *start = (unsigned long long)block->start;
+    *bytes = block->bytes;
+    return OK;
+}
+
+static int number_of(void *value, int attribute, unsigned long long address) {
+    Block *block = block_of(address);
+    if (attribute != 7 || !block) return INVALID_VALUE;
+    *(unsigned long long *)value = block->number;
+    return OK;
+}
+
+static int handle_of(Handle *handle, unsigned long long start) {
+    Block *block = block_of(start);
+    if (!block || block->is_opened) return INVALID_VALUE;
+    *handle = (Handle){getpid(), block->file, block->bytes, {0}};
+    return OK;
+}
+
+static int open_by(unsigned long long *start, Handle handle) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.process, handle.file);
+    int file = open(path, O_RDWR);
+    return file < 0 ? INVALID_VALUE : map(start, file, handle.bytes, 1);
+}
+
+static int allocate(unsigned long long *start, size_t bytes) {
+    int file = memfd_create("fake GPU", 0);
+    if (file < 0 || ftruncate(file, bytes)) return INVALID_VALUE;
+    return map(start, file, bytes, 0);
+}
+
+int cuMemAlloc_v2(unsigned long long *start, size_t bytes) { MEMORY(allocate(start, bytes)); }
+int cuMemFree_v2(unsigned long long start) { MEMORY(unmap(start, 0)); }
+int cuMemGetAddressRange_v2(unsigned long long *start, size_t *bytes, unsigned long long address) { MEMORY(range_of(start, bytes, address)); }
+int cuPointerGetAttribute(void *value, int attribute, unsigned long long address) { MEMORY(number_of(value, attribute, address)); }
+int cuIpcGetMemHandle(Handle *handle, unsigned long long start) { MEMORY(handle_of(handle, start)); }
+int cuIpcOpenMemHandle_v2(unsigned long long *start, Handle handle, unsigned flags) { MEMORY(flags == 1 ? open_by(start, handle) : INVALID_VALUE); }
+int cuIpcCloseMemHandle(unsigned long long start) { MEMORY(unmap(start, 1)); }
+int fakeOpened(void) { return opened; }
+int fakeMostOpened(void) { return most_opened; }
 
 int cuGetErrorString(int error, const char **text) {
     *text = error == NO_DEVICE ? "no CUDA-capable device is detected" : "the fake driver refuses this call";
