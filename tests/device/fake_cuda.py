@@ -7,6 +7,8 @@ waits for the GPU. What it cannot tell: whether the numbers are right, and indic
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import sglang_omni
 from sglang_omni.model_runner.attention import has_paged_attention
 from sglang_omni.model_runner.loader import Checkpoint
 
@@ -32,6 +35,7 @@ needs_paged_attention = pytest.mark.skipif(
 )
 needs_sglang = pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
 
+_PROJECT = os.path.dirname(sglang_omni.__file__) + os.sep
 # Operations that only make another view of a tensor, and launch nothing.
 _VIEWS = {
     "view", "_unsafe_view", "t", "transpose", "expand", "slice", "select", "unsqueeze", "squeeze", "permute",
@@ -99,6 +103,9 @@ class Step(TorchDispatchMode):
         host_reads: Copies from the GPU, single numbers read from it, and events: each makes the host wait.
         downloads: Copies from the GPU that nothing waits for.
         uploads: Copies to the GPU.
+        uploaded_bytes: What they copy.
+        operations: Of torch, on any device, views too: each costs the host microseconds.
+        calls: Of functions of this project. Comprehensions are calls before Python 3.12.
     """
 
     entered: ClassVar[list[Step]] = []
@@ -109,6 +116,9 @@ class Step(TorchDispatchMode):
         self.host_reads = 0
         self.downloads = 0
         self.uploads = 0
+        self.uploaded_bytes = 0
+        self.operations = 0
+        self.calls = 0
         self._value = value
 
     @property
@@ -121,12 +131,18 @@ class Step(TorchDispatchMode):
         FakeTensor.tolist = lambda tensor: self._numbers(tensor)
         super().__enter__()
         Step.entered.append(self)
+        self._profile = sys.getprofile()
+        sys.setprofile(self._note_call)
         return self
 
     def __exit__(self, *failure: Any) -> None:
+        sys.setprofile(self._profile)
         Step.entered.remove(self)
         super().__exit__(*failure)
         FakeTensor.tolist = self._tolist
+
+    def _note_call(self, frame: Any, event: str, _: object) -> None:
+        self.calls += event == "call" and frame.f_code.co_filename.startswith(_PROJECT)
 
     def _numbers(self, tensor: Tensor) -> Any:
         numbers: Any = self._value
@@ -136,6 +152,7 @@ class Step(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        self.operations += 1
         if name == "_local_scalar_dense":
             self.host_reads += args[0].device.type == "cuda"
             return self._value
@@ -149,6 +166,7 @@ class Step(TorchDispatchMode):
                     self.host_reads += 1
             else:
                 self.uploads += 1
+                self.uploaded_bytes += source.nbytes
         elif name not in _VIEWS and _on_gpu(out):
             self.launches[name] += 1
         return out
