@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from csm_oracle import RATE, CsmOracle, Said
-from engine_runs import finish, run
+from engine_runs import run
 from graph_recorders import FakeRecorder, recorder_on
-from sglang_engines import engines, expect_short_answers
+from sglang_engines import engines
 
 from sglang_omni.engines.base import Engine
 from sglang_omni.engines.request import EngineRequest
@@ -117,36 +117,6 @@ def test_what_is_said_tells_something(said: list[Said]) -> None:
     assert max(len(set(map(tuple, speech.frames))) for speech in said) > MAX_FRAMES // 2
 
 
-def test_alone_and_eight_at_once(case: Case, engine: Engine) -> None:
-    alone = [case.request(index) for index in range(8)]
-    for request in alone:
-        run(engine, [request])
-    case.check(alone)
-    together = [case.request(index) for index in range(8)]
-    run(engine, together)
-    case.check(together)
-
-
-def test_in_chunks_and_out_of_step(case: Case) -> None:
-    engine = case.engine(chunked_prefill_size=7)
-    requests = [case.request(index) for index in range(8)]
-    for request in requests:
-        engine.add(request)
-        engine.step()
-    finish(engine)
-    case.check(requests)
-
-
-def test_preemption_computes_frames_again(case: Case) -> None:
-    # Both prompts fit, with a page to grow into; both speeches do not. SGLang's pages are of one token.
-    engine = case.engine(max_total_tokens=112 if hasattr(case.engine(), "builder") else 94)
-    expect_short_answers(engine)
-    requests = [case.request(index) for index in (0, 2)]
-    run(engine, requests)
-    case.check(requests)
-    assert engine.stats()["num_retracted_requests_total"] > 0
-
-
 def test_drawn_codes_depend_on_the_seed_alone(case: Case, engine: Engine) -> None:
     def drawn(seed: int) -> EngineRequest:
         return case.request(1, temperature=0.9, top_k=20, seed=seed)
@@ -171,29 +141,6 @@ def test_frames_of_graphs_are_the_same(case: Case, monkeypatch: pytest.MonkeyPat
     case.check(together)
     if isinstance(recorder, FakeRecorder):
         assert len(recorder.replayed) >= MAX_FRAMES
-
-
-def test_a_part_hears_the_part_before_it(case: Case, engine: Engine, csm: CsmOracle) -> None:
-    ids = [csm.inputs(text)["input_ids"][0].tolist() for text in TEXTS[:3]]
-    payload = StagePayload(
-        "long",
-        OmniRequest(None, {"temperature": 0.0, "max_new_tokens": 9}),
-        SpeechParts(parts=ids, opening=[]),
-    )
-    first = csm.speak(TEXTS[0], 9)
-    second = csm.speak_after(first.frames, TEXTS[0], TEXTS[1], 9)
-    third = csm.speak_after(second.frames, TEXTS[1], TEXTS[2], 9)
-    request: EngineRequest | None = case.speaker.build_request(payload)
-    spoken, reasons = [], []
-    while request is not None:
-        run(engine, [request])
-        spoken.append(frames(request))
-        reasons.append(request.finish_reason)
-        last, request = request, case.speaker.follow_up(payload, request)
-    assert spoken == [first.frames, second.frames, third.frames]
-    told = case.speaker.result(payload, last).data
-    assert told["finish_reason"] == ("length" if "length" in reasons else "stop")
-    assert told["usage"]["completion_tokens"] == sum(map(len, spoken))
 
 
 @pytest.mark.parametrize(

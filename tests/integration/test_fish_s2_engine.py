@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from engine_runs import finish, run
+from engine_runs import run
 from fish_s2_oracle import CODES, END, GROUPS, START, TEXT_TOKENS, FishS2
 from graph_recorders import FakeRecorder, recorder_on
 from safetensors.torch import load_file, save_file
-from sglang_engines import expect_short_answers
 
 from sglang_omni.engines.base import Engine
 from sglang_omni.engines.build import build_engine
@@ -95,38 +94,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             prompt[place] = START + frame[0]
         speeches.append(Speech(prompt, voice, *fish.speak(prompt, MAX_NEW_TOKENS, voice)))
     return Case(FishS2Checkpoint.from_dir(fish.path), speeches, kind, device)
-
-
-def test_alone_and_four_at_once(case: Case) -> None:
-    engine = case.engine()
-    alone = [case.request(i) for i in range(4)]
-    for request in alone:
-        run(engine, [request])
-    case.check(alone)
-    together = [case.request(i) for i in range(4)]
-    run(engine, together)
-    case.check(together)
-
-
-def test_in_chunks_and_out_of_step(case: Case) -> None:
-    engine = case.engine(chunked_prefill_size=7)
-    requests = [case.request(i) for i in range(4)]
-    for request in requests:
-        engine.add(request)
-        engine.step()
-    finish(engine)
-    case.check(requests)
-
-
-def test_preemption_computes_frames_again(case: Case) -> None:
-    # Both prompts fit, with a page to grow into; both speeches do not. SGLang's pages are of one token.
-    engine = case.engine(max_total_tokens=64 if case.kind == "omni" else 44)
-    expect_short_answers(engine)
-    requests = [case.request(i) for i in (0, 2)]
-    run(engine, requests)
-    assert [frames(request) for request in requests] == [case.speeches[i].frames for i in (0, 2)]
-    ends_early = any(request.finish_reason == "stop" for request in requests)
-    assert ends_early or engine.stats()["num_retracted_requests_total"] > 0
 
 
 def test_drawn_codes_depend_on_the_seed_alone(case: Case) -> None:

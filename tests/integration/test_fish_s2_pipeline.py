@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from sglang_omni.config import PipelineRunner, compile_pipeline
 from sglang_omni.models.fish_s2_pro.config import FishS2PipelineConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
+from sglang_omni.proto import OmniRequest, RequestError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -187,15 +187,6 @@ async def test_drawn_codes_are_the_authors(speaking: Speaking) -> None:
     )
     assert codes == right
     assert greedy == speaking.fish.speak(prompt, 6)[1]
-
-
-async def test_a_stream_is_the_whole(speaking: Speaking) -> None:
-    request = OmniRequest({"text": "Hello. And again."}, {**GREEDY, "max_new_tokens": 30, "stream": True})
-    messages = [message async for message in speaking.coordinator.stream(next(_ids), request)]
-    pieces = [message.chunk["audio_data"] for message in messages if isinstance(message, StreamMessage)]
-    whole = await speaking.speak("Hello. And again.", max_new_tokens=30)
-    assert len(pieces) > 2
-    assert np.abs(np.concatenate(pieces) - whole["codec"]["audio_data"]).max() < 1e-5
 
 
 async def test_a_text_cannot_end_its_turn(speaking: Speaking) -> None:

@@ -82,19 +82,6 @@ def test_what_higgs_audio_says_tells_something(said: list[HiggsSaid]) -> None:
     assert len({str(speech.frames) for speech in said}) == len(said)
 
 
-def test_texts_at_once(case: HiggsCase, said: list[HiggsSaid]) -> None:
-    requests = [case.request(index) for index in range(8)]
-    run(case.engine(), requests)
-    check(requests, said)
-
-
-def test_texts_with_chunks_of_one_kind_of_row(case: HiggsCase, said: list[HiggsSaid]) -> None:
-    """Chunks of text alone, of codes alone, and of a single row of either."""
-    requests = [case.request(index) for index in range(3)]
-    run(case.engine(chunked_prefill_size=5), requests)
-    check(requests, said[:3])
-
-
 def test_the_step_of_a_gpu_has_rows_of_audio_alone(
     higgs: HiggsOracle, said: list[HiggsSaid], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,4 +72,4 @@ def subject(folder: Path, seed: int, shape: str, engine: str) -> Subject:
     }
     config = FishS2PipelineConfig(model_path=str(folder), runtime_overrides=overrides)
     # The longest prompt takes 141 tokens.
-    return Subject(config, Loop(fish), cases(fish.groups, fish.codes), {"pool_tokens": 240})
+    return Subject(config, Loop(fish), cases(fish.groups, fish.codes), {"pool_tokens": 176})

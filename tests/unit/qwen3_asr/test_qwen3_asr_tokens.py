@@ -63,14 +63,6 @@ def test_prompt_and_no_language(twins: Qwen3ASRTwins) -> None:
         assert answer.result["language"] == ("zh" if params.get("language") else "")
 
 
-def test_the_layout_of_the_authors(twins: Qwen3ASRTwins, tmp_path: Path) -> None:
-    """The same weights under other names, with positions on three axes."""
-    other = make(tmp_path / "authors", seed=1, layout="authors")
-    assert "thinker_config" in json.loads((other / "config.json").read_text())
-    here, there = twins.ours(SOUNDS[:3], language="en"), twins.ours(SOUNDS[:3], other, language="en")
-    assert [told(answer) for answer in here] == [told(answer) for answer in there]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 def test_on_sglang(twins: Qwen3ASRTwins, overlap: bool) -> None:
