@@ -1,4 +1,5 @@
-"""Forty and more wrong requests: each is refused in OpenAI's shape, with a message that says what to do next.
+"""Forty and more wrong requests: each is refused in OpenAI's shape, with a message that says what to do next,
+and none reaches the pipeline.
 
 A row is a usage, the status, the code, the field, and words that the message must have.
 """
@@ -15,6 +16,13 @@ from conftest import CAPABILITIES, ScriptedPipeline, serving
 from websockets.sync.client import connect
 
 from sglang_omni.serve.front.access import Access
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_asked(pipeline: ScriptedPipeline) -> Iterator[None]:
+    yield
+    assert pipeline.requests == []
+
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT, SPEECH, HEARD = "/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"
@@ -49,6 +57,7 @@ FIELDS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"stop": ["a"] * 17}, "invalid_value", "stop", "at most 16 items, has 17"),
     ({"stop": 5}, "invalid_type", "stop", "must be a text or a list of texts"),
     ({"stream": "yes"}, "invalid_type", "stream", "must be true or false, not the text 'yes'"),
+    ({"stream": 1}, "invalid_type", "stream", "must be true or false"),
     ({"stream_options": {}}, "unsupported_parameter", "stream_options", "only allowed when stream is true"),
     ({"messages": []}, "invalid_value", "messages", "must not be empty"),
     ({"messages": "hi"}, "invalid_type", "messages", "must be a list, not the text 'hi'"),
@@ -65,7 +74,7 @@ FIELDS: list[tuple[dict[str, Any], str, str, str]] = [
     ({"modalities": ["smell"]}, "invalid_value", "modalities[0]", "must be 'text' or 'audio', not 'smell'"),
     ({"audio": {"voice": "x"}}, "unsupported_parameter", "audio", "needs 'audio' among the modalities"),
     (
-        {"modalities": ["text", "audio"], "audio": {"voice": "bob"}},
+        {"modalities": ["audio"], "audio": {"voice": "bob"}},
         "unsupported_value",
         "audio.voice",
         "has no voice 'bob'; it has",
@@ -88,6 +97,8 @@ BODIES = [
     (b'{"messages": [', JSON, 400, "invalid_json", "the body is not valid JSON: "),
     (b"", JSON, 400, "invalid_type", "must be a JSON object; this one is empty"),
     (b"[1]", JSON, 400, "invalid_type", "must be a JSON object"),
+    (b'"text"', JSON, 400, "invalid_type", "must be a JSON object"),
+    (b"\xff\xfe", JSON, 400, "invalid_json", "JSON"),
     (
         b"a=b",
         "application/x-www-form-urlencoded",
