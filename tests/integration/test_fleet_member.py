@@ -43,9 +43,11 @@ write_stacks_on_sigquit()
 class Health(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
-        self.send_response(int(open(sys.argv[2]).read()))
+        status = open(sys.argv[2]).read()
+        self.send_response(int(status))
         self.send_header("content-length", "0")
         self.end_headers()
+        print(status, file=open(sys.argv[2] + ".answered", "a"))
     def log_message(self, *args):
         pass
 ThreadingHTTPServer.allow_reuse_address = True
@@ -107,10 +109,12 @@ async def test_a_member_that_hangs_leaves_its_stacks(monkeypatch, capfd, tmp_pat
 async def test_a_member_that_answers_that_it_is_unhealthy_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(member, "_LAST_PROBE_S", 0.5)
     monkeypatch.setattr(member, "_PROBE_S", 0.1)
-    async with serving(tmp_path, heartbeat_timeout=1.0) as playing:
+    answered = tmp_path / "status.answered"
+    async with serving(tmp_path, heartbeat_timeout=2.0) as playing:
         first = playing.process.pid
         (tmp_path / "status").write_text("503")
-        await asyncio.sleep(2.5)
+        # For longer than the heartbeat may stay away.
+        await comes(lambda: answered.read_text().count("503") >= 30)
         assert playing.process.pid == first
 
 

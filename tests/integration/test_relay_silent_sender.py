@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -173,11 +172,10 @@ async def test_the_end_of_a_sender_that_forked_is_noticed_at_once(
         assert arena & _arenas(os.getpid())
         sender.close()
         await until(lambda: not arena & _arenas(os.getpid()))
-        began = time.monotonic()
-        with pytest.raises(RelayReadError, match="is it gone"):
+        with pytest.raises(RelayReadError, match="is it gone") as lost:
             await read(relay, second)
-        # Five seconds were what an answer was waited for.
-        assert time.monotonic() - began < 4
+        # An answer was not waited for.
+        assert "does not answer" not in str(lost.value)
     finally:
         os.kill(child, signal.SIGKILL)
 
