@@ -11,7 +11,7 @@ from readers import Read, joined, reading_of
 from sglang_omni.answers.formats import CALL_FORMATS, THINKING
 from sglang_omni.answers.parsers import check_parsers, load_parsers
 from sglang_omni.answers.reader import reader_of
-from sglang_omni.answers.sglang_parsers import call_parser_names, reasoning_parser_names
+from sglang_omni.answers.sglang_parsers import call_parser_names, load_sglang, reasoning_parser_names
 
 # Not imported here: engines of other tests decide what SGLang computes on.
 pytestmark = pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed")
@@ -49,6 +49,13 @@ PIECES = {
 }
 
 
+@pytest.fixture
+def loaded() -> None:
+    """As a server does it: at its import, SGLang decides what it computes on, for other tests as well."""
+    load_sglang(calls=True, thinking=True)
+
+
+@pytest.mark.usefixtures("loaded")
 @pytest.mark.long
 @pytest.mark.parametrize("name", PIECES)
 def test_a_family_of_sglang(name: str) -> None:
@@ -61,6 +68,7 @@ def test_a_family_of_sglang(name: str) -> None:
     assert [(called, json.loads(arguments)) for called, arguments in calls] == [("f", {"city": "Ulm"})]
 
 
+@pytest.mark.usefixtures("loaded")
 @pytest.mark.long
 def test_reasoning_of_sglang() -> None:
     reader = reader_of(reading_of(thinking="kimi"), {})
