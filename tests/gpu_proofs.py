@@ -1,8 +1,12 @@
 """``make prove-gpu``: the kernels of SGLang's steps are compiled for every kind of GPU, without one.
 
-Its CUDA kernels, by nvcc, are also loaded. Its Triton kernels are called as a step calls them, with the
+Its CUDA kernels, and those of FlashInfer where that is its attention, are compiled by nvcc and also loaded:
+the library opens, which no GPU has run. Its Triton kernels are called as a step calls them, with the
 published shapes of Qwen3-30B-A3B and of Qwen3-Omni's thinker and talker, and what they take of shared memory
 must fit the GPU. A GPU's column is made by a process of its own: SGLang keeps the first architecture it sees.
+
+What was proved is kept in gpu_proofs.json, from which ``gpu_tables.py`` writes docs/gpu.md. A row of that
+file that is not proved any more, or with fewer kernels, is a failure: whoever takes some away deletes it.
 
 python tests/gpu_proofs.py [KIND ...]
 """
@@ -15,13 +19,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from sglang_omni import toolkit
+KEPT = Path(__file__).with_suffix(".json")
+# What compiles, and what is compiled.
+COMPILERS = ("nvidia-cuda-nvcc", "torch", "triton", "sglang", "flashinfer-python")
 
 
 class Kind(NamedTuple):
@@ -29,20 +38,26 @@ class Kind(NamedTuple):
     Attributes:
         device_name: As CUDA has it: SGLang's tuned tiles go by it.
         shared_kib: The shared memory that a block may have.
+        has_flashinfer: True if SGLang takes FlashInfer for attention.
     """
 
     capability: tuple[int, int]
     device_name: str
     shared_kib: int
+    has_flashinfer: bool
 
 
 KINDS = {
-    "A100": Kind((8, 0), "NVIDIA A100-SXM4-80GB", 163),
-    "L4": Kind((8, 9), "NVIDIA L4", 99),
-    "H100": Kind((9, 0), "NVIDIA H100 80GB HBM3", 227),
-    "B200": Kind((10, 0), "NVIDIA B200", 227),
-    "RTX 5090": Kind((12, 0), "NVIDIA GeForce RTX 5090", 99),
+    "A100": Kind((8, 0), "NVIDIA A100-SXM4-80GB", 163, True),
+    "L4": Kind((8, 9), "NVIDIA L4", 99, True),
+    "H100": Kind((9, 0), "NVIDIA H100 80GB HBM3", 227, False),
+    "B200": Kind((10, 0), "NVIDIA B200", 227, False),
+    "RTX 5090": Kind((12, 0), "NVIDIA GeForce RTX 5090", 99, True),
 }
+# A row of a column: how many kernels were compiled, and, of Triton's, the most bytes of shared memory that
+# one takes; or why not.
+Row = dict[str, Any]
+Column = dict[str, Row]
 # Of decode steps and of prompts: SGLang chooses tiles by them.
 _TOKENS = (1, 8, 64, 512, 8192)
 
@@ -56,32 +71,75 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(column(KINDS[args.column])))
         return 0
     kinds = args.kinds or list(KINDS)
-    columns = {kind: in_a_process(kind) for kind in kinds}
-    names = list(dict.fromkeys(name for each in columns.values() for name in each))
-    print(f"| kernel | {' | '.join(kinds)} |\n|{' --- |' * (len(kinds) + 1)}")
-    for name in names:
-        print(f"| {name} | {' | '.join(columns[kind].get(name, '') for kind in kinds)} |")
-    return 1 if any("FAILED" in cell for each in columns.values() for cell in each.values()) else 0
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        driver = stand_in_driver(Path(folder))
+        columns = zip(kinds, pool.map(lambda kind: in_a_process(kind, driver), kinds), strict=True)
+        kept = [keep(kind, proved) for kind, proved in columns]
+    return 0 if all(kept) else 1
 
 
-def in_a_process(kind: str) -> dict[str, str]:
-    """The cells of a column by their rows. Nothing that was compiled before is used."""
+def keep(kind: str, proved: Column) -> bool:
+    """Writes a column into the file, unless something is wrong with it; True if nothing is."""
+    kept = json.loads(KEPT.read_text())
+    wrong = failed(KINDS[kind], proved, kept["columns"].get(kind, {}))
+    for name, row in proved.items():
+        print(f"{kind}: {name}: {json.dumps(row)}")
+    for name, text in wrong.items():
+        print(f"FAILED {kind}: {name}: {text}")
+    if not wrong:
+        kept["columns"][kind] = proved
+        kept["versions"] = {name: version(name).partition("+")[0] for name in COMPILERS}
+        KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    return not wrong
+
+
+def failed(kind: Kind, proved: Column, before: Column) -> dict[str, str]:
+    """What is wrong with the rows of a column, beside what was proved ``before``."""
+    wrong = {name: "not proved any more" for name in before if name not in proved}
+    for name, row in proved.items():
+        had = before.get(name, {}).get("kernels", 1)
+        if "kernels" not in row:
+            wrong[name] = row["why"]
+        elif row["kernels"] < had:
+            wrong[name] = f"{row['kernels']} kernels, and there were {had}"
+        elif row.get("shared_bytes", 0) > kind.shared_kib * 1024:
+            wrong[name] = f"a kernel takes {row['shared_bytes']} bytes of {kind.shared_kib} KiB"
+    return wrong
+
+
+def stand_in_driver(folder: Path) -> Path:
+    """The folder of a library by the driver's name: FlashInfer's kernels are linked to it."""
+    from fake_machine import compile_driver
+
+    return compile_driver(folder).parent
+
+
+def in_a_process(kind: str, driver: Path) -> Column:
+    """The rows of a column. Nothing that was compiled before is used."""
     with tempfile.TemporaryDirectory() as kept:
-        folders = {name: f"{kept}/{name}" for name in ("SGLANG_JIT_CACHE_DIR", "TRITON_CACHE_DIR")}
+        names = ("SGLANG_JIT_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME")
+        folders = {name: f"{kept}/{name}" for name in names}
         done = subprocess.run(
             [sys.executable, __file__, "--column", kind],
-            env={**os.environ, **folders},
+            env={
+                **os.environ,
+                **folders,
+                "LD_LIBRARY_PATH": str(driver),
+                "FLASHINFER_CUDA_ARCH_LIST": ".".join(map(str, KINDS[kind].capability)),
+            },
             stdout=subprocess.PIPE,
             text=True,
             check=False,
         )
     if done.returncode != 0:
-        return {"all": f"FAILED with status {done.returncode}"}
-    cells: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return cells
+        return {"all": {"why": f"its process ended with status {done.returncode}"}}
+    rows: Column = json.loads(done.stdout.splitlines()[-1])
+    return rows
 
 
-def column(kind: Kind) -> dict[str, str]:
+def column(kind: Kind) -> Column:
+    from sglang_omni import toolkit
+
     toolkit.provide()
     from sglang_omni.engines.sglang import compat
 
@@ -90,10 +148,11 @@ def column(kind: Kind) -> dict[str, str]:
     from sglang.kernels.jit.utils.arch import override_jit_cuda_arch
 
     with override_jit_cuda_arch(*kind.capability):
-        return dict(cuda_kernels()) | dict(triton_kernels(kind))
+        rows = dict(cuda_kernels()) | dict(triton_kernels(kind))
+    return rows | (dict(flashinfer_kernels()) if kind.has_flashinfer else {})
 
 
-def cuda_kernels() -> Iterator[tuple[str, str]]:
+def cuda_kernels() -> Iterator[tuple[str, Row]]:
     import torch
 
     from sglang_omni.engines.sglang.kernels import _modules
@@ -124,10 +183,26 @@ def cuda_kernels() -> Iterator[tuple[str, str]]:
         for build in _modules(torch.bfloat16, config)
     }
     for name, build in builds.items():
-        yield f"CUDA: {name.replace('torch.', '')}", outcome(lambda build=build: build() and "compiled")
+        yield f"CUDA: {name.replace('torch.', '')}", outcome(lambda build=build: bool(build()))
 
 
-def triton_kernels(kind: Kind) -> Iterator[tuple[str, str]]:
+def flashinfer_kernels() -> Iterator[tuple[str, Row]]:
+    """Attention as SGLang plans it for heads of 128 channels, four and more queries' to a key's.
+
+    Both prompts and decode steps have the kernels of prompts then. A prompt whose beginning is in the KV
+    cache is attended to in two parts, which are merged.
+    """
+    import torch
+    from flashinfer.cascade import get_cascade_module
+    from flashinfer.prefill import get_batch_prefill_module
+
+    bf16 = (torch.bfloat16,) * 3
+    plan = ("fa2", *bf16, torch.int32, 128, 128, 0, False, False, False)
+    yield "FlashInfer: attention", outcome(lambda: bool(get_batch_prefill_module(*plan)))
+    yield "FlashInfer: merged parts", outcome(lambda: bool(get_cascade_module()))
+
+
+def triton_kernels(kind: Kind) -> Iterator[tuple[str, Row]]:
     for heads, kv_heads, whose in ((32, 4, "thinker"), (16, 2, "talker")):
         yield f"Triton: mrope, {whose}", fits(kind, lambda h=heads, k=kv_heads: mrope(h, k))
     for shape, whose in (((2048, 768, 8), "thinker"), ((1024, 384, 6), "talker")):
@@ -201,28 +276,34 @@ def experts(kind: Kind, hidden: int, inner: int, top_k: int) -> None:
             )
 
 
-def outcome(work: Callable[[], str]) -> str:
+def outcome(compiles: Callable[[], int]) -> Row:
     try:
-        return work()
+        count = compiles()
     except Exception as failure:  # noqa: BLE001  the other rows are worth having
         lines = [line for line in str(failure).splitlines() if "rror" in line]
-        return f"FAILED: {(lines or str(failure).splitlines() or [repr(failure)])[0].strip()[:80]}"
+        return {"why": (lines or str(failure).splitlines() or [repr(failure)])[0].strip()[:80]}
+    return {"kernels": int(count)} if count else {"why": "nothing was compiled"}
 
 
-def fits(kind: Kind, work: Callable[[], None]) -> str:
-    """The most shared memory that Triton kernels of ``work`` take, which are compiled and not launched."""
+def fits(kind: Kind, work: Callable[[], None]) -> Row:
+    """How many Triton kernels ``work`` calls, compiled and not launched, and their shared memory."""
     with compiling(kind.capability) as taken:
-        text = outcome(lambda: work() or "")
-    most = max(taken, default=0) / 1024
-    if text or not taken:
-        return text or "FAILED: nothing was compiled"
-    failed = "FAILED: " if most > kind.shared_kib else ""
-    return f"{failed}{most:.0f} of {kind.shared_kib} KiB, {len(taken)} kernels"
+
+        def compiles() -> int:
+            work()
+            return len(taken)
+
+        row = outcome(compiles)
+    return row | {"shared_bytes": max(taken.values())} if "kernels" in row else row
 
 
 @contextmanager
-def compiling(capability: tuple[int, int]) -> Iterator[list[int]]:
-    """In it, calls of Triton kernels compile them for a GPU; yields the bytes of shared memory of each."""
+def compiling(capability: tuple[int, int]) -> Iterator[Mapping[str, int]]:
+    """In it, calls of Triton kernels compile them for a GPU.
+
+    Yields:
+        The bytes of shared memory that each takes, by its hash.
+    """
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
@@ -237,21 +318,20 @@ def compiling(capability: tuple[int, int]) -> Iterator[list[int]]:
         def get_current_stream(self, device: int) -> int:
             return 0
 
-    run, taken = JITFunction.run, {}
+    run = JITFunction.run
+    taken: dict[str, int] = {}
 
     def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         taken[kernel.hash] = kernel.metadata.shared
         return kernel
 
-    shared: list[int] = []
     JITFunction.run = compiled
     driver.set_active(Machine())
     try:
-        yield shared
+        yield taken
     finally:
         JITFunction.run = run
-        shared += taken.values()
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import gpu_proofs
 from fake_gpus import KINDS, fake_gpus
 from published_shapes import TEXT_MODELS, write_qwen3_omni, write_text_model
 
@@ -38,6 +40,7 @@ def tables() -> dict[str, str]:
             "qwen3-omni": _table(_omni_rows(omni, fp8)),
             "qwen3-omni on 80 GB": "\n".join(["```text", *plan.lines(), "```"]),
             "text": _table(_text_rows(Path(folder))),
+            "proofs": _table(_proof_rows()),
         }
 
 
@@ -97,11 +100,41 @@ def _text_rows(folder: Path) -> Iterator[Sequence[str]]:
         yield name, gib(demand.weights), f"{demand.token_bytes // 1024} KiB", *cells
 
 
+def _proof_rows() -> Iterator[Sequence[str]]:
+    """What ``make prove-gpu`` found when it was last run."""
+    kept = json.loads(gpu_proofs.KEPT.read_text())
+    kinds = gpu_proofs.KINDS
+    versions = kept["versions"]
+    compilers = f"nvcc {versions['nvidia-cuda-nvcc']}, Triton {versions['triton']}"
+    yield f"SGLang {versions['sglang']}, {compilers}", *kinds
+    for title, prefix in (
+        ("CUDA modules of a step", "CUDA: "),
+        (f"FlashInfer {versions['flashinfer-python']}, where it is SGLang's attention", "FlashInfer: "),
+        ("Triton, positions on three axes", "Triton: mrope"),
+        ("Triton, Qwen3-Omni's experts", "Triton: experts"),
+    ):
+        cells = []
+        for kind in kinds:
+            rows = [row for name, row in kept["columns"].get(kind, {}).items() if name.startswith(prefix)]
+            cells.append(_proved(rows, kinds[kind].shared_kib))
+        yield title, *cells
+
+
+def _proved(rows: Sequence[dict[str, int]], shared_kib: int) -> str:
+    if not rows:
+        return "-"
+    count = sum(row["kernels"] for row in rows)
+    if "shared_bytes" not in rows[0]:
+        return f"{count} compiled, loaded"
+    most = max(row["shared_bytes"] for row in rows) / 1024
+    return f"{count} compiled, {most:.0f} of {shared_kib} KiB"
+
+
 def _memory(kind: str) -> str:
     return f"{KINDS[kind][0] / 1024:.1f} GiB"
 
 
-def _table(rows: Iterator[Sequence[str]]) -> str:
+def _table(rows: Iterable[Sequence[str]]) -> str:
     head, *body = rows
     return "\n".join(
         ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(toolkit._wheels() is None, reason="NVIDIA's wheel of nvcc is not installed"),
+    pytest.mark.skipif(toolkit._wheels() is None, reason="no nvcc here: make test-kernels installs it"),
 ]
 
 # As a stage starts, but for the GPU. SGLang's kernels that are compiled ahead need its driver to load.

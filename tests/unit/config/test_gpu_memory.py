@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import subprocess
 import sys
@@ -9,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gpu_proofs
 import pytest
 import yaml
 from fake_gpus import fake_gpus, install
-from gpu_tables import omni_plan, tables, with_tables
+from gpu_tables import PAGE, omni_plan, tables, with_tables
 from published_shapes import write_qwen3_omni, write_text_model
 
 from sglang_omni import cli, launch_server
@@ -32,6 +35,7 @@ from sglang_omni.models.qwen3_omni.config import (
     default_config,
 )
 
+ROOT = PAGE.parents[1]
 MODELS = ("image_encoder", "audio_encoder", "thinker", "talker", "code2wav")
 
 
@@ -50,9 +54,38 @@ def shares(config: PipelineConfig) -> dict[str, float | None]:
 
 
 def test_the_page_has_what_is_computed() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "gpu.md").read_text()
+    page = PAGE.read_text()
     # If not: python tests/gpu_tables.py
     assert page == with_tables(page, tables())
+
+
+def test_each_part_of_the_page_says_how_its_claims_are_known() -> None:
+    _, *parts = PAGE.read_text().split("\n## ")
+    for part in parts:
+        heading, mark, *_ = part.split("\n\n")
+        assert re.match(r"\*(Proved on a CPU|Measured|Estimated)\b.*\.\*$", mark), heading
+
+
+def test_what_was_proved_is_of_the_versions_that_are_installed_for_gpus() -> None:
+    lines = (ROOT / "requirements/cuda.lock").read_text().splitlines()
+    here = "\n".join(line for line in lines if "== 'darwin'" not in line)
+    locked = dict(re.findall(r"^([\w-]+)==([\w.]+)", here, re.M))
+    proved = json.loads(gpu_proofs.KEPT.read_text())["versions"]
+    # If not: make prove-gpu, and python tests/gpu_tables.py
+    assert proved == {name: locked[name] for name in gpu_proofs.COMPILERS}
+
+
+def test_fewer_kernels_than_were_proved_before_are_a_failure() -> None:
+    kind = gpu_proofs.KINDS["L4"]
+    before = {"a": {"kernels": 7}, "b": {"kernels": 1}, "c": {"kernels": 2, "shared_bytes": 0}}
+    assert gpu_proofs.failed(kind, before, before) == {}
+    now = {"a": {"kernels": 6}, "c": {"kernels": 2, "shared_bytes": 99 * 1024 + 1}, "d": {"why": "ptxas"}}
+    assert gpu_proofs.failed(kind, now, before) == {
+        "a": "6 kernels, and there were 7",
+        "b": "not proved any more",
+        "c": "a kernel takes 101377 bytes of 99 KiB",
+        "d": "ptxas",
+    }
 
 
 # The sizes of a checkpoint.
