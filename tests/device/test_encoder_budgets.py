@@ -11,7 +11,7 @@ from fake_cuda import DEVICE, Step, fake_gpu
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
-from sglang_omni.models.multimodal import audio_tower
+from sglang_omni.models.multimodal import audio_tower, vision_tower
 from sglang_omni.models.qwen3_omni.components import vision
 
 VISION = {
@@ -73,7 +73,7 @@ def modules_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: torch.empty(place.shape, dtype=place.dtype) for name, place in real.items()}
 
     monkeypatch.setattr(vision.VisionEncoder, "_places", places)
-    for module in (vision, audio_tower):
+    for module in (vision_tower, audio_tower):
         monkeypatch.setattr(module, "load_component", load)
 
 

@@ -19,13 +19,14 @@ from safetensors.torch import load_file
 
 from sglang_omni import cli
 from sglang_omni.config.plan.memory import fit_memory
-from sglang_omni.models.multimodal.request import thinker_sampling
+from sglang_omni.models.multimodal.request import requested_voice, thinker_sampling
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
 from sglang_omni.models.qwen2_5_omni.components.shapes import thinker_config
 from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
 from sglang_omni.models.qwen2_5_omni.components.voices import load_voices, voice_names
 from sglang_omni.models.qwen2_5_omni.config import default_config
-from sglang_omni.models.qwen2_5_omni.request import check_params, voice_of, wave_options
+from sglang_omni.models.qwen2_5_omni.family import FAMILY
+from sglang_omni.models.qwen2_5_omni.request import wave_options
 from sglang_omni.proto import OmniRequest, RequestError
 
 
@@ -43,8 +44,8 @@ def test_voices(qwen2_5_omni: Any, checkpoint: Qwen25OmniCheckpoint) -> None:
         assert torch.equal(voice.vector, stored[name]["cond"])
         assert torch.equal(voice.mel, stored[name]["ref_mel"])
     assert checkpoint.voices == {"chelsie": "Chelsie", "ethan": "Ethan"}
-    assert voice_of(OmniRequest(None, {"voice": "ETHAN"}), checkpoint) == "Ethan"
-    assert voice_of(OmniRequest(None), checkpoint) == "Chelsie"
+    assert requested_voice(OmniRequest(None, {"voice": "ETHAN"}), checkpoint) == "Ethan"
+    assert requested_voice(OmniRequest(None), checkpoint) == "Chelsie"
 
 
 def test_an_answer_is_the_likeliest_and_as_long_as_the_context(
@@ -150,7 +151,7 @@ def test_wrong_parameters_of_speech(
 ) -> None:
     request = OmniRequest(None, params, {"task": "chat", "output_modalities": ["text", "audio"]})
     with pytest.raises(RequestError) as refused:
-        check_params(request, checkpoint, has_talker=True)
+        FAMILY.check_params(request, checkpoint, has_talker=True)
     assert refused.value.param == param
 
 

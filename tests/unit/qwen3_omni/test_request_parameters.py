@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 from test_checkpoint_settings import CONFIG
 
-from sglang_omni.models.multimodal.request import thinker_sampling
+from sglang_omni.models.multimodal.request import requested_voice, talker_sampling, thinker_sampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.request import (
-    check_params,
-    code2wav_chunking,
-    speaker_id,
-    talker_sampling,
-)
+from sglang_omni.models.qwen3_omni.family import FAMILY
+from sglang_omni.models.qwen3_omni.request import code2wav_chunking
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
 
@@ -126,16 +122,16 @@ def test_every_stages_parameters_are_looked_at_first(
     tmp_path: Path, params: dict[str, Any], said: str, param: str
 ) -> None:
     with pytest.raises(RequestError, match=said) as error:
-        check_params(OmniRequest(None, params), checkpoint(tmp_path), has_talker=True)
+        FAMILY.check_params(OmniRequest(None, params), checkpoint(tmp_path), has_talker=True)
     assert error.value.param == param
 
 
 def test_speakers_by_any_case_of_their_names(tmp_path: Path) -> None:
-    talker = checkpoint(tmp_path).require_talker()
-    assert speaker_id(OmniRequest(None), talker) == 70  # Ethan, as in transformers
-    assert speaker_id(OmniRequest(None, {"voice": "CHELSIE"}), talker) == 71
+    settings = checkpoint(tmp_path)
+    assert requested_voice(OmniRequest(None), settings) == 70  # Ethan, as in transformers
+    assert requested_voice(OmniRequest(None, {"voice": "CHELSIE"}), settings) == 71
     with pytest.raises(RequestError, match="no speaker 'nova'; this checkpoint has chelsie, ethan"):
-        speaker_id(OmniRequest(None, {"voice": "nova"}), talker)
+        requested_voice(OmniRequest(None, {"voice": "nova"}), settings)
 
 
 def chunking(**own: Any) -> Chunking:

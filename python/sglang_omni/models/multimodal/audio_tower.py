@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +37,7 @@ class AudioEncoder:
     ``AudioInput.window_frames``, the length to which their pieces are padded.
 
     Args:
-        model: An ``audio_tower`` with its weights, in ``dtype`` on ``device``.
+        model: A ``tower`` with its weights, in ``dtype`` on ``device``.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, device: str = "cpu") -> None:
@@ -47,6 +47,11 @@ class AudioEncoder:
         self._piece = 2 * self._model.n_window
         heads, hidden = self._model.config.encoder_attention_heads, self._model.config.d_model
         self._varlen = load_varlen(device, dtype, heads, hidden // heads)
+
+    @staticmethod
+    def tower(config: Mapping[str, Any]) -> Callable[[], Any]:
+        """Makes the tower of a checkpoint with this ``audio_config``, without its weights."""
+        return lambda: audio_tower(config)
 
     @classmethod
     def from_checkpoint(
@@ -62,8 +67,7 @@ class AudioEncoder:
             prefix: What the names of its tensors begin with.
             config: The checkpoint's ``audio_config``.
         """
-        model = load_component(model_path, prefix, lambda: audio_tower(config), dtype, device)
-        return cls(model, dtype, device)
+        return cls(load_component(model_path, prefix, cls.tower(config), dtype, device), dtype, device)
 
     def info(self, item: AudioInput) -> ItemInfo:
         return ItemInfo(item["key"], cost=item["input_features"].shape[1], group=item["window_frames"])

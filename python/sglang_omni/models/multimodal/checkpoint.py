@@ -7,7 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
+
+if TYPE_CHECKING:
+    from sglang_omni.model_runner.config import DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class MediaCheckpoint(ABC, Generic[Tokens, Speech]):
         model, model_type: The model's name, and ``model_type`` of its ``config.json``.
         thinker_parts: What ``thinker_config`` must have.
         recommended_sampling: How the model's authors let the thinker draw its tokens.
+        talker_defaults: How the talker draws codes where ``generation_config.json`` does not say it.
+        default_voice: In lower case; a checkpoint may lack it.
         config: The whole ``config.json``, of which components read their own parts.
         generation: The whole ``generation_config.json``; empty if there is none.
         tokens: Special tokens of the thinker.
@@ -48,6 +53,8 @@ class MediaCheckpoint(ABC, Generic[Tokens, Speech]):
     model_type: ClassVar[str]
     thinker_parts: ClassVar[tuple[str, ...]]
     recommended_sampling: ClassVar[Mapping[str, float]]
+    talker_defaults: ClassVar[Mapping[str, float]]
+    default_voice: ClassVar[str]
 
     path: Path
     config: Mapping[str, Any]
@@ -107,6 +114,11 @@ class MediaCheckpoint(ABC, Generic[Tokens, Speech]):
         return part
 
     @property
+    @abstractmethod
+    def voices(self) -> Mapping[str, Any]:
+        """What the checkpoint has for each of its voices, by lower-case name."""
+
+    @property
     def thinker_config(self) -> Mapping[str, Any]:
         return self.config["thinker_config"]
 
@@ -116,6 +128,20 @@ class MediaCheckpoint(ABC, Generic[Tokens, Speech]):
         # A talker may have them at its top.
         fields: Mapping[str, Any] = part.get("text_config", part)
         return fields
+
+    def thinker_shape(self, model_type: str) -> DecoderConfig:
+        """The shape of the thinker, a decoder of this ``model_type``."""
+        # Its package imports torch.
+        from sglang_omni.model_runner.config import DecoderConfig
+
+        thinker = self.thinker_config
+        fields = {
+            **thinker["text_config"],
+            # transformers ties by the thinker's field, not by that of text_config.
+            "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
+            "eos_token_id": self.ends,
+        }
+        return DecoderConfig.from_dict(fields, model_type)
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -62,7 +62,8 @@ def image_encoder_stage(
     """The stage from ``{"visuals": [VisualInput]}`` to ``{"visuals": [VisualOutput]}``."""
     checkpoint = family.checkpoint.from_dir(model_path)
     config = checkpoint.thinker_config["vision_config"]
-    encoder = family.vision_encoder(checkpoint, *torch_placement(args.get("dtype"), args.get("gpu_id")))
+    where = torch_placement(args.get("dtype"), args.get("gpu_id"))
+    encoder = family.vision_encoder(checkpoint.path, config, *where)
     return encoder_scheduler(
         encoder,
         "visuals",
@@ -79,7 +80,9 @@ def audio_encoder_stage(
 ) -> OmniScheduler[EncoderRequest]:
     """The stage from ``{"audios": [AudioInput]}`` to ``{"audios": [AudioOutput]}``."""
     checkpoint = family.checkpoint.from_dir(model_path)
-    encoder = family.audio_encoder(checkpoint, *torch_placement(args.get("dtype"), args.get("gpu_id")))
+    config = checkpoint.thinker_config["audio_config"]
+    where = torch_placement(args.get("dtype"), args.get("gpu_id"))
+    encoder = family.audio_encoder.from_checkpoint(checkpoint.path, "thinker.audio_tower.", config, *where)
     return encoder_scheduler(
         encoder,
         "audios",
@@ -87,7 +90,7 @@ def audio_encoder_stage(
         args.get("cache_bytes", 256_000_000),
         args.get("max_batch_frames", 30_000),
         args.get("num_threads"),
-        _tiny_clip(checkpoint.thinker_config["audio_config"], family),
+        _tiny_clip(config, family),
     )
 
 

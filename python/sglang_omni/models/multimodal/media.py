@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ CheckLength = Callable[[int, str], None]
 CheckTokens = Callable[[int], None]
 
 SAMPLE_RATE = 16_000
+
+Rules = TypeVar("Rules", bound=MediaRules)
 
 
 @dataclass(frozen=True)
@@ -90,31 +92,41 @@ class Media:
         )
 
 
-class MediaReader(ABC):
+class MediaReader(ABC, Generic[Rules]):
     """Converts media parts to the encoders' inputs with a checkpoint's processor, as transformers does.
 
     Args:
-        processor: transformers' processor of the checkpoint.
-        video_options: What the model's processor gives its video processor, beside the checkpoint's options.
-        default_fps: Frames a second of a video whose frames are all taken.
+        checkpoint: Its directory.
         allowed_hosts: Hosts of media URLs, as in ``media_bytes``.
+
+    Attributes:
+        processor_class: The name of the model's processor in transformers.
+        video_options: What that processor gives its video processor, beside the checkpoint's options.
+        default_fps: Frames a second of a video whose frames are all taken.
+
+    Raises:
+        FileNotFoundError: The checkpoint does not say how its media are prepared.
     """
+
+    processor_class: ClassVar[str]
+    video_options: ClassVar[Mapping[str, Any]]
+    default_fps: ClassVar[float]
 
     def __init__(
         self,
-        processor: Any,
-        rules: MediaRules,
+        checkpoint: Path,
+        rules: Rules,
         limits: MediaLimits,
-        *,
-        video_options: Mapping[str, Any],
-        default_fps: float,
         allowed_hosts: Collection[str] = (),
     ) -> None:
+        import transformers
+
+        _check_settings(checkpoint)
+        processor = getattr(transformers, self.processor_class).from_pretrained(checkpoint)
         self._images = processor.image_processor
         self._videos = processor.video_processor
-        self._video_options = dict(video_options)
-        self._default_fps = default_fps
-        self._hop = int(processor.feature_extractor.hop_length)
+        self._features = processor.feature_extractor
+        self._hop = int(self._features.hop_length)
         self._rules = rules
         self._limits = limits
         self._allowed_hosts = frozenset(allowed_hosts)
@@ -199,7 +211,7 @@ class MediaReader(ABC):
         def choose(info: VideoInfo) -> Sequence[int]:
             chosen = self._choose_frames(info, options.fps, param)
             patches = self._videos.get_num_of_video_patches(
-                len(chosen), info.height, info.width, self._video_options
+                len(chosen), info.height, info.width, self.video_options
             )
             fits(patches // self._rules.merge_size**2)
             return chosen
@@ -210,10 +222,10 @@ class MediaReader(ABC):
             videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
             do_sample_frames=False,
             return_tensors="pt",
-            **self._video_options,
+            **self.video_options,
         )
         grid = _grid(output["video_grid_thw"])
-        seconds = self._videos.temporal_patch_size / (options.fps or self._default_fps)
+        seconds = self._videos.temporal_patch_size / (options.fps or self.default_fps)
         return VisualInput(
             kind="video",
             key=content_key("video", frames, frames.shape, grid, seconds),
@@ -272,7 +284,7 @@ def content_key(kind: str, content: NDArray[Any], *about: Any) -> bytes:
     return digest.digest()
 
 
-def check_settings(checkpoint: Path) -> None:
+def _check_settings(checkpoint: Path) -> None:
     """Check that a checkpoint says how its media are prepared.
 
     Raises:

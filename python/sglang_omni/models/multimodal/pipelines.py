@@ -10,11 +10,14 @@ from typing import Any, ClassVar
 from pydantic import Field, PrivateAttr
 
 from sglang_omni.answers.chat import ChatPrompts
+from sglang_omni.config.imports import import_string
+from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import Default, ends_of_text, first_voice, of_two_sources
 from sglang_omni.gpus import Gpu, visible_gpus
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
 from sglang_omni.models.prompts import context_of, prompts_of, text_lengths
+from sglang_omni.preprocessing.request_params import RequestParams
 
 _SHARED = "sglang_omni.models.multimodal"
 TERMINAL_STAGES = f"{_SHARED}.routing.terminal_stages"
@@ -127,14 +130,17 @@ class MediaPipelineConfig(PipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout.
 
     Attributes:
+        package: The family's, with its stages' factories in ``stages`` and ``encoders``, and what they take
+            of a GPU in ``memory``.
         checkpoint_class: Reads the model's checkpoints.
-        talker_defaults: How the talker draws codes where generation_config.json does not say it.
+        request_params: The parameters of each task.
         text_only: The pipeline of the same model without encoders.
         written: The pipeline of the same model without a talker.
     """
 
+    package: ClassVar[str]
     checkpoint_class: ClassVar[type[MediaCheckpoint[Any, Any]]]
-    talker_defaults: ClassVar[Mapping[str, float]]
+    request_params: ClassVar[RequestParams]
     text_only: ClassVar[type[MediaPipelineConfig]]
     written: ClassVar[type[MediaPipelineConfig]]
 
@@ -165,9 +171,9 @@ class MediaPipelineConfig(PipelineConfig):
         yield from of_two_sources("sampling", values, in_file, recommended)
         yield from text_lengths(self, self.model_path)
         yield ends_of_text(checkpoint.ends)
-        if voices := getattr(self, "voices", ()):
+        if voices := self.voices:
             in_file = generation_settings(stored, prefix="talker_")
-            values = {**self.talker_defaults, **in_file}
+            values = {**checkpoint.talker_defaults, **in_file}
             yield from of_two_sources("speech", values, in_file, "transformers' own for this model")
             yield first_voice(voices, "its authors' default")
 
@@ -181,6 +187,28 @@ class MediaPipelineConfig(PipelineConfig):
         file = Path(self.model_path) / "config.json"
         fields: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {}
         return fields
+
+    @property
+    def voices(self) -> tuple[str, ...] | None:
+        """The names of the checkpoint's voices, in lower case, the default first; None without a talker.
+
+        Raises:
+            ValueError: The pipeline has a talker, and the checkpoint has none.
+        """
+        if all(stage.name != "talker" for stage in self.stages):
+            return None
+        checkpoint = self.checkpoint_class.from_dir(self.model_path)
+        checkpoint.require_talker()
+        return tuple(sorted(checkpoint.voices, key=lambda name: name != checkpoint.default_voice))
+
+    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
+        """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
+        # Imported late: it brings torch.
+        stage_demand = import_string(f"{self.package}.memory.stage_demand")
+        checkpoint = self.checkpoint_class.from_dir(self.model_path)
+        args = {"tp_size": stage.tp_size, "joins_media": self.joins_on_gpu, **args}
+        demand: MemoryDemand | None = stage_demand(checkpoint, stage.name, args, self._stored_item)
+        return demand
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
         """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""
@@ -272,14 +300,14 @@ def place_on_gpus(config: PipelineConfig, gpus: Sequence[int]) -> None:
             stage.gpu = gpus[1] if stage.name in _SPEAKING and len(gpus) > 1 else gpus[0]
 
 
-def placed(config: PipelineConfig, gpus: Sequence[Gpu] | None) -> PipelineConfig:
-    """The pipeline on the first GPUs if there are any.
-
-    ``sglang_omni.config.fit_memory`` then gives the stages their shares of the GPUs' memory.
-
-    Args:
-        gpus: The GPUs to use; those of this machine if None.
-    """
+def default_of(
+    speaking: type[MediaPipelineConfig], model_path: str, gpus: Sequence[Gpu] | None
+) -> PipelineConfig:
+    """A family's ``default_config``: ``speaking`` if the checkpoint has a talker, or its ``written``."""
+    checkpoint = speaking.checkpoint_class.from_dir(model_path)
+    kind = speaking.written if checkpoint.talker is None else speaking
+    # Every subclass has stages.
+    config = kind(model_path=model_path)  # type: ignore[call-arg]
     found = visible_gpus() if gpus is None else gpus
     if found:
         place_on_gpus(config, [gpu.index for gpu in found])

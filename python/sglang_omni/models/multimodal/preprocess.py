@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -49,13 +48,12 @@ class MediaPreprocessor(Generic[Rules]):
 
     Attributes:
         rules_class: How the model lays media out.
-        reader_class: Makes what reads media, from the checkpoint's directory, the rules, the limits, and the
-            allowed hosts.
+        reader_class: Reads media.
         audio_end: The token after a sound.
     """
 
     rules_class: type[Rules]
-    reader_class: Callable[[Path, Rules, MediaLimits, Collection[str]], MediaReader]
+    reader_class: type[MediaReader[Rules]]
     audio_end: ClassVar[str]
 
     def __init__(

@@ -15,7 +15,6 @@ from sglang_omni.proto import OmniRequest, RequestError
 # Names in ``generation_config.json``, without a prefix, that say how tokens are drawn.
 _DRAWS = ("do_sample", "temperature", "top_p", "top_k", "min_p")
 Default = TypeVar("Default")
-Voice = TypeVar("Voice")
 
 
 def thinker_sampling(
@@ -47,39 +46,33 @@ def thinker_defaults(checkpoint: MediaCheckpoint[Any, Any]) -> dict[str, Any]:
     return {**checkpoint.recommended_sampling, **defaults}
 
 
-def talker_sampling(
-    request: OmniRequest, generation: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> RequestSampling:
+def talker_sampling(request: OmniRequest, checkpoint: MediaCheckpoint[Any, Any]) -> RequestSampling:
     """The request's ``talker_*`` parameters and its seed, with the checkpoint's defaults.
-
-    Args:
-        generation: The whole ``generation_config.json``.
-        defaults: If neither tells.
 
     Raises:
         RequestError: A parameter is out of its range; ``param`` is its name in the request.
     """
-    stored = generation_settings(generation, prefix="talker_")
+    stored = generation_settings(checkpoint.generation, prefix="talker_")
     prefixed = {name: request.params.get(f"talker_{name}") for name in TALKER_SAMPLING}
     own = own_params(request, "talker", TALKER)
     asked = {"seed": request.params.get("seed"), **given(prefixed), **given(own)}
-    return checked_sampling({**defaults, **stored, **asked}, "talker", own, prefix="talker_")
+    return checked_sampling(
+        {**checkpoint.talker_defaults, **stored, **asked}, "talker", own, prefix="talker_"
+    )
 
 
-def requested_voice(request: OmniRequest, voices: Mapping[str, Voice], default: str) -> Voice:
+def requested_voice(request: OmniRequest, checkpoint: MediaCheckpoint[Any, Any]) -> Any:
     """What a checkpoint has for the requested voice, whose name may be in any case.
 
-    Args:
-        voices: By lower-case name.
-        default: The voice of a request that names none; the first one if the checkpoint has no such voice.
+    For a request that names none, that is the default voice, or the first one if the checkpoint lacks it.
 
     Raises:
         RequestError: The checkpoint has no such voice.
     """
-    params = stage_params(request, "talker")
+    params, voices = stage_params(request, "talker"), checkpoint.voices
     voice = params.get("speaker", params.get("voice"))
     if voice is None:
-        return voices.get(default, next(iter(voices.values())))
+        return voices.get(checkpoint.default_voice, next(iter(voices.values())))
     if not isinstance(voice, str) or voice.lower() not in voices:
         raise RequestError(
             f"there is no speaker {voice!r}; this checkpoint has {', '.join(sorted(voices))}",

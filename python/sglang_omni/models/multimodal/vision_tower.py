@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
+from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.multimodal.packed_attention import load_varlen
 from sglang_omni.models.multimodal.payloads import VisualInput
 
@@ -22,15 +24,22 @@ class VisualEncoder(ABC):
     tensor of the same shape for each deepstack level, if the tower has any.
 
     Args:
-        model: transformers' tower with its weights, in ``dtype`` on ``device``.
+        config: ``vision_config`` of ``thinker_config``.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype, device: str = "cpu") -> None:
-        self._model = model
+    def __init__(
+        self, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
+        self._model = load_component(model_path, "thinker.visual.", self._tower(config), dtype, device)
         self._dtype = dtype
         self._device = device
-        heads, hidden = model.config.num_heads, model.config.hidden_size
+        heads, hidden = self._model.config.num_heads, self._model.config.hidden_size
         self._varlen = load_varlen(device, dtype, heads, hidden // heads)
+
+    @staticmethod
+    @abstractmethod
+    def _tower(config: Mapping[str, Any]) -> Callable[[], Any]:
+        """Makes transformers' tower without its weights."""
 
     def info(self, item: VisualInput) -> ItemInfo:
         return ItemInfo(item["key"], cost=len(item["pixel_values"]))

@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu
 from sglang_omni.models.multimodal import pipelines
-from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed
-from sglang_omni.models.qwen2_5_omni.components.checkpoint import DEFAULT_SPEAKER, Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.request_params import REQUEST_PARAMS, TALKER_DEFAULTS
-from sglang_omni.preprocessing.request_params import RequestParams
+from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
+from sglang_omni.models.qwen2_5_omni.request_params import REQUEST_PARAMS
 
 _PACKAGE = "sglang_omni.models.qwen2_5_omni"
 
-thinker_stages = partial(pipelines.thinker_stages, _PACKAGE)
-text_stages = partial(pipelines.text_stages, _PACKAGE)
 speech_stages = partial(pipelines.speech_stages, _PACKAGE)
-colocated_stages = partial(pipelines.colocated_stages, _PACKAGE)
 
 
-class Qwen25OmniThinkerPipelineConfig(MediaPipelineConfig):
+class Qwen25OmniThinkerPipelineConfig(pipelines.MediaPipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
-    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
-    talker_defaults = TALKER_DEFAULTS
+    package = _PACKAGE
     checkpoint_class = Qwen25OmniCheckpoint
+    request_params = REQUEST_PARAMS
 
     name: str | None = "qwen2.5-omni"
-    stages: list[StageConfig] = Field(default_factory=thinker_stages)
-
-    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
-        """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
-        # Imported late: it brings torch.
-        from sglang_omni.models.qwen2_5_omni.memory import stage_demand
-
-        checkpoint = Qwen25OmniCheckpoint.from_dir(self.model_path)
-        args = {"tp_size": stage.tp_size, "joins_media": self.joins_on_gpu, **args}
-        return stage_demand(checkpoint, stage.name, args, self._stored_item)
+    stages: list[StageConfig] = Field(default_factory=partial(pipelines.thinker_stages, _PACKAGE))
 
 
 class Qwen25OmniTextPipelineConfig(Qwen25OmniThinkerPipelineConfig):
@@ -50,7 +35,7 @@ class Qwen25OmniTextPipelineConfig(Qwen25OmniThinkerPipelineConfig):
 
     input_modalities: ClassVar[tuple[str, ...]] = ("text",)
 
-    stages: list[StageConfig] = Field(default_factory=text_stages)
+    stages: list[StageConfig] = Field(default_factory=partial(pipelines.text_stages, _PACKAGE))
 
 
 class Qwen25OmniPipelineConfig(Qwen25OmniThinkerPipelineConfig):
@@ -62,18 +47,11 @@ class Qwen25OmniPipelineConfig(Qwen25OmniThinkerPipelineConfig):
     stages: list[StageConfig] = Field(default_factory=speech_stages)
     terminal_stages_fn: str | None = pipelines.TERMINAL_STAGES
 
-    @property
-    def voices(self) -> tuple[str, ...]:
-        """The names of the checkpoint's voices, in lower case, the default first."""
-        checkpoint = Qwen25OmniCheckpoint.from_dir(self.model_path)
-        checkpoint.require_talker()
-        return tuple(sorted(checkpoint.voices, key=lambda name: name != DEFAULT_SPEAKER))
-
 
 class Qwen25OmniColocatedPipelineConfig(Qwen25OmniPipelineConfig):
     """``Qwen25OmniPipelineConfig`` in one process."""
 
-    stages: list[StageConfig] = Field(default_factory=colocated_stages)
+    stages: list[StageConfig] = Field(default_factory=partial(pipelines.colocated_stages, _PACKAGE))
 
 
 Qwen25OmniThinkerPipelineConfig.text_only = Qwen25OmniTextPipelineConfig
@@ -92,6 +70,4 @@ def default_config(model_path: str, gpus: Sequence[Gpu] | None = None) -> Pipeli
     Raises:
         FileNotFoundError, ValueError: ``model_path`` is not a Qwen2.5-Omni checkpoint.
     """
-    checkpoint = Qwen25OmniCheckpoint.from_dir(model_path)
-    kind = Qwen25OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen25OmniPipelineConfig
-    return placed(kind(model_path=model_path), gpus)
+    return pipelines.default_of(Qwen25OmniPipelineConfig, model_path, gpus)

@@ -10,26 +10,24 @@ from sglang_omni.models.qwen2_5_omni.components.talker_strategy import Qwen25Tal
 from sglang_omni.models.qwen2_5_omni.components.vision import WindowedVisionEncoder
 from sglang_omni.models.qwen2_5_omni.memory import stage_demand
 from sglang_omni.models.qwen2_5_omni.preprocess import Qwen25Preprocessor
-from sglang_omni.models.qwen2_5_omni.request import check_params
+from sglang_omni.models.qwen2_5_omni.request import check_codec
+from sglang_omni.models.qwen2_5_omni.request_params import REQUEST_PARAMS
 from sglang_omni.models.qwen2_5_omni.talker import Qwen25Talker
 from sglang_omni.models.qwen2_5_omni.thinker import Qwen25Thinker
 
 FAMILY = OmniFamily(
     checkpoint=Qwen25OmniCheckpoint,
     preprocessor=Qwen25Preprocessor,
-    check_params=check_params,
+    request_params=REQUEST_PARAMS,
+    check_codec=check_codec,
     stage_demand=stage_demand,
     thinker_decoder=thinker_decoder,
     thinker=Qwen25Thinker,
     talker_strategy=Qwen25TalkerStrategy.from_checkpoint,
     talker_decoder=talker_decoder,
     talker=Qwen25Talker,
-    vision_encoder=lambda checkpoint, dtype, device: WindowedVisionEncoder(
-        checkpoint.path, checkpoint.thinker_config["vision_config"], dtype, device
-    ),
-    audio_encoder=lambda checkpoint, dtype, device: WindowedAudioEncoder(
-        checkpoint.path, checkpoint.thinker_config["audio_config"], dtype, device
-    ),
+    vision_encoder=WindowedVisionEncoder,
+    audio_encoder=WindowedAudioEncoder,
     patch_size=14,
     audio_window=100,
     pads_audio=False,

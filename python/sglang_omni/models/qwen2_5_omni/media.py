@@ -2,71 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.media import (
-    SAMPLE_RATE,
-    MediaLimits,
-    MediaReader,
-    check_settings,
-    content_key,
-)
+from sglang_omni.models.multimodal.media import SAMPLE_RATE, MediaReader, content_key
 from sglang_omni.models.multimodal.payloads import AudioInput
 from sglang_omni.models.qwen2_5_omni.positions import Qwen25PositionRules
 from sglang_omni.proto import RequestError
 
-# Options that the model's processor in transformers sets itself, beside those of a checkpoint.
-_VIDEO_OPTIONS: dict[str, Any] = {
-    "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
-    "cap_pixels_per_frame": False,
-}
 # Frames a second that transformers takes a video to have, and that the model was made for.
 VIDEO_FPS = 2.0
 
 
-class Qwen25MediaReader(MediaReader):
+class Qwen25MediaReader(MediaReader[Qwen25PositionRules]):
     """A ``MediaReader`` for Qwen2.5-Omni.
 
     transformers pads every clip with silence to the longest that the model takes, 300 s; here each has as
     much silence behind it as its last frames see, which makes the same frames.
     """
 
-    def __init__(
-        self,
-        checkpoint: Path,
-        rules: Qwen25PositionRules,
-        limits: MediaLimits,
-        allowed_hosts: Collection[str] = (),
-    ) -> None:
-        from transformers import Qwen2_5OmniProcessor
-
-        check_settings(checkpoint)
-        processor = Qwen2_5OmniProcessor.from_pretrained(checkpoint)
-        super().__init__(
-            processor,
-            rules,
-            limits,
-            video_options=_VIDEO_OPTIONS,
-            default_fps=VIDEO_FPS,
-            allowed_hosts=allowed_hosts,
-        )
-        self._features = processor.feature_extractor
-        self._longest = int(self._features.n_samples)
+    processor_class = "Qwen2_5OmniProcessor"
+    # Options that it sets itself, beside those of a checkpoint.
+    video_options: ClassVar[Mapping[str, Any]] = {
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
+        "cap_pixels_per_frame": False,
+    }
+    default_fps = VIDEO_FPS
 
     def _audios(self, clips: list[NDArray[np.float32]]) -> list[AudioInput]:
         return [self._clip_input(clip) for clip in clips]
 
     def _clip_input(self, clip: NDArray[np.float32]) -> AudioInput:
-        if len(clip) > self._longest:
+        longest = int(self._features.n_samples)
+        if len(clip) > longest:
             raise RequestError(
                 f"a clip is {len(clip) / SAMPLE_RATE:g} s long; this model hears at most "
-                f"{self._longest / SAMPLE_RATE:g} s",
+                f"{longest / SAMPLE_RATE:g} s",
                 param="messages",
                 code="audio_too_long",
             )
@@ -76,7 +51,7 @@ class Qwen25MediaReader(MediaReader):
             [clip],
             sampling_rate=SAMPLE_RATE,
             padding="max_length",
-            max_length=min(self._longest, frames * hop + self._features.n_fft // hop * hop + hop),
+            max_length=min(longest, frames * hop + self._features.n_fft // hop * hop + hop),
             truncation=False,
             return_tensors="pt",
         )

@@ -1,4 +1,4 @@
-"""Request parameters of each Qwen2.5-Omni stage, combined with the checkpoint's defaults."""
+"""Request parameters of Qwen2.5-Omni's codec."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Literal, NamedTuple
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal import request as request_params
-from sglang_omni.models.qwen2_5_omni.components.checkpoint import DEFAULT_SPEAKER, Qwen25OmniCheckpoint
-from sglang_omni.models.qwen2_5_omni.request_params import CODE2WAV, REQUEST_PARAMS, TALKER_DEFAULTS
-from sglang_omni.preprocessing.request_params import check_request
+from sglang_omni.models.qwen2_5_omni.request_params import CODE2WAV
 from sglang_omni.proto import OmniRequest, RequestError
 
 # Codes of a speech that is decoded at once (30 s): its attention takes memory by the square of their number.
@@ -26,20 +24,6 @@ class WaveOptions(NamedTuple):
 
     chunking: Literal["blocks", "reference"]
     seed: int
-
-
-def talker_sampling(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> RequestSampling:
-    """As of ``multimodal.request``, with this model's defaults."""
-    return request_params.talker_sampling(request, checkpoint.generation, TALKER_DEFAULTS)
-
-
-def voice_of(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint) -> str:
-    """The checkpoint's name of the requested voice, whose name may be in any case.
-
-    Raises:
-        RequestError: The checkpoint has no such voice.
-    """
-    return request_params.requested_voice(request, checkpoint.voices, DEFAULT_SPEAKER)
 
 
 def wave_options(request: OmniRequest) -> WaveOptions:
@@ -61,22 +45,13 @@ def wave_options(request: OmniRequest) -> WaveOptions:
     return WaveOptions(chunking, request_params.int_param(own, "code2wav", "seed", 0, 2**63 - 1, seed))
 
 
-def check_params(request: OmniRequest, checkpoint: Qwen25OmniCheckpoint, *, has_talker: bool) -> None:
-    """Checks a request's parameters for all stages, before anything is computed.
-
-    Args:
-        has_talker: Whether the pipeline speaks.
-
-    Raises:
-        RequestError: The pipeline cannot speak and the request wants speech, or a parameter is not
-            acceptable.
+def check_codec(request: OmniRequest, sampling: RequestSampling) -> None:
     """
-    check_request(request, REQUEST_PARAMS)
-    request_params.thinker_sampling(request, checkpoint)
-    if not request_params.is_spoken(request, has_talker=has_talker and checkpoint.talker is not None):
-        return
-    voice_of(request, checkpoint)
-    most = talker_sampling(request, checkpoint).max_new_tokens
+    Raises:
+        RequestError: A parameter of the codec's stage is out of its range, or the speech may be too long for
+            its chunking.
+    """
+    most = sampling.max_new_tokens
     assert most is not None, "the defaults set it"
     if wave_options(request).chunking == "reference" and most > REFERENCE_CODES:
         raise RequestError(

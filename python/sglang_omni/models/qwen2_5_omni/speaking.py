@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_omni.models.multimodal.request import requested_voice
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import SAMPLE_RATE, Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.mel import VoiceCondition
 from sglang_omni.models.qwen2_5_omni.components.token2wav import Token2Wav
-from sglang_omni.models.qwen2_5_omni.request import WaveOptions, voice_of, wave_options
+from sglang_omni.models.qwen2_5_omni.request import WaveOptions, wave_options
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.stream_scheduler import BatchItem, StreamScheduler, StreamSession
 from sglang_omni.scheduling.turns import SchedulePolicy
@@ -152,7 +153,7 @@ class _SpeakingSession(StreamSession):
     def begin(self, payload: StagePayload) -> Iterator[Any]:
         self._options = wave_options(payload.request)
         self._noise_source.manual_seed(self._options.seed)
-        self._voice = self._stage.token2wav.voices[voice_of(payload.request, self._stage.checkpoint)]
+        self._voice = self._stage.token2wav.voices[requested_voice(payload.request, self._stage.checkpoint)]
         return iter(())
 
     def feed(self, data: Any) -> Iterator[Any]:

@@ -6,13 +6,13 @@ import torch
 
 from sglang_omni.engines import EngineRequest
 from sglang_omni.models.multimodal.payloads import TalkerInput
+from sglang_omni.models.multimodal.request import requested_voice, talker_sampling
 from sglang_omni.models.multimodal.talker import Talker
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
 from sglang_omni.models.qwen2_5_omni.components.voices import FILE, load_voices
 from sglang_omni.models.qwen2_5_omni.payloads import Qwen25ThinkerOutput
 from sglang_omni.models.qwen2_5_omni.positions import Qwen25PositionRules
-from sglang_omni.models.qwen2_5_omni.request import talker_sampling, voice_of
 from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
@@ -37,7 +37,7 @@ class Qwen25Talker(Talker[Qwen25TalkerState]):
             raise RequestError(
                 "speech has no codes after its end", param="ignore_eos", code="unsupported_value"
             )
-        bos = self._voices[voice_of(payload.request, self._checkpoint)].bos
+        bos = self._voices[requested_voice(payload.request, self._checkpoint)].bos
         ids = data["prompt_token_ids"]
         state = Qwen25TalkerState(ids, self._checkpoint.tokens.media, bos)
         request = EngineRequest(

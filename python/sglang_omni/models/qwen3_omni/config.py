@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu
 from sglang_omni.models.multimodal import pipelines
-from sglang_omni.models.multimodal.pipelines import MediaPipelineConfig, placed
-from sglang_omni.models.qwen3_omni.components.checkpoint import DEFAULT_SPEAKER, Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS, TALKER_DEFAULTS
-from sglang_omni.preprocessing.request_params import RequestParams
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
 
-thinker_stages = partial(pipelines.thinker_stages, _PACKAGE)
-text_stages = partial(pipelines.text_stages, _PACKAGE)
 speech_stages = partial(pipelines.speech_stages, _PACKAGE)
-colocated_stages = partial(pipelines.colocated_stages, _PACKAGE)
 
 
-class Qwen3OmniThinkerPipelineConfig(MediaPipelineConfig):
+class Qwen3OmniThinkerPipelineConfig(pipelines.MediaPipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
-    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
-    talker_defaults = TALKER_DEFAULTS
+    package = _PACKAGE
     checkpoint_class = Qwen3OmniCheckpoint
+    request_params = REQUEST_PARAMS
 
     name: str | None = "qwen3-omni"
-    stages: list[StageConfig] = Field(default_factory=thinker_stages)
-
-    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
-        """What one rank of a stage wants of a GPU; ``config.memory`` asks."""
-        # Imported late: it brings torch.
-        from sglang_omni.models.qwen3_omni.memory import stage_demand
-
-        checkpoint = Qwen3OmniCheckpoint.from_dir(self.model_path)
-        args = {"tp_size": stage.tp_size, "joins_media": self.joins_on_gpu, **args}
-        return stage_demand(checkpoint, stage.name, args, self._stored_item)
+    stages: list[StageConfig] = Field(default_factory=partial(pipelines.thinker_stages, _PACKAGE))
 
 
 class Qwen3OmniTextPipelineConfig(Qwen3OmniThinkerPipelineConfig):
@@ -50,7 +35,7 @@ class Qwen3OmniTextPipelineConfig(Qwen3OmniThinkerPipelineConfig):
 
     input_modalities: ClassVar[tuple[str, ...]] = ("text",)
 
-    stages: list[StageConfig] = Field(default_factory=text_stages)
+    stages: list[StageConfig] = Field(default_factory=partial(pipelines.text_stages, _PACKAGE))
 
 
 class Qwen3OmniPipelineConfig(Qwen3OmniThinkerPipelineConfig):
@@ -62,17 +47,11 @@ class Qwen3OmniPipelineConfig(Qwen3OmniThinkerPipelineConfig):
     stages: list[StageConfig] = Field(default_factory=speech_stages)
     terminal_stages_fn: str | None = pipelines.TERMINAL_STAGES
 
-    @property
-    def voices(self) -> tuple[str, ...]:
-        """The checkpoint's speakers, the default first."""
-        speakers = Qwen3OmniCheckpoint.from_dir(self.model_path).require_talker().speakers
-        return tuple(sorted(speakers, key=lambda name: name != DEFAULT_SPEAKER))
-
 
 class Qwen3OmniColocatedPipelineConfig(Qwen3OmniPipelineConfig):
     """``Qwen3OmniPipelineConfig`` in one process."""
 
-    stages: list[StageConfig] = Field(default_factory=colocated_stages)
+    stages: list[StageConfig] = Field(default_factory=partial(pipelines.colocated_stages, _PACKAGE))
 
 
 Qwen3OmniThinkerPipelineConfig.text_only = Qwen3OmniTextPipelineConfig
@@ -93,6 +72,4 @@ def default_config(model_path: str, gpus: Sequence[Gpu] | None = None) -> Pipeli
     Raises:
         FileNotFoundError, ValueError: ``model_path`` is not a Qwen3-Omni checkpoint.
     """
-    checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
-    kind = Qwen3OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen3OmniPipelineConfig
-    return placed(kind(model_path=model_path), gpus)
+    return pipelines.default_of(Qwen3OmniPipelineConfig, model_path, gpus)

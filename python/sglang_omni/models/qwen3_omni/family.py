@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from sglang_omni.models.multimodal.audio_tower import AudioEncoder
 from sglang_omni.models.multimodal.family import OmniFamily
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
@@ -12,30 +10,24 @@ from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3Talker
 from sglang_omni.models.qwen3_omni.components.vision import VisionEncoder
 from sglang_omni.models.qwen3_omni.memory import stage_demand
 from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
-from sglang_omni.models.qwen3_omni.request import check_params
+from sglang_omni.models.qwen3_omni.request import check_codec
+from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 from sglang_omni.models.qwen3_omni.talker import Qwen3Talker
 from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
-
-
-def _audio_encoder(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str) -> AudioEncoder:
-    config = checkpoint.thinker_config["audio_config"]
-    return AudioEncoder.from_checkpoint(checkpoint.path, "thinker.audio_tower.", config, dtype, device)
-
 
 FAMILY = OmniFamily(
     checkpoint=Qwen3OmniCheckpoint,
     preprocessor=Qwen3OmniPreprocessor,
-    check_params=check_params,
+    request_params=REQUEST_PARAMS,
+    check_codec=check_codec,
     stage_demand=stage_demand,
     thinker_decoder=thinker_decoder,
     thinker=Qwen3OmniThinker,
     talker_strategy=Qwen3TalkerStrategy.from_checkpoint,
     talker_decoder=talker_decoder,
     talker=Qwen3Talker,
-    vision_encoder=lambda checkpoint, dtype, device: VisionEncoder(
-        checkpoint.path, checkpoint.thinker_config["vision_config"], dtype, device
-    ),
-    audio_encoder=_audio_encoder,
+    vision_encoder=VisionEncoder,
+    audio_encoder=AudioEncoder,
     patch_size=16,
     audio_window=50,
     pads_audio=True,

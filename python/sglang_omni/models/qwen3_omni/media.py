@@ -2,70 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.media import (
-    SAMPLE_RATE,
-    MediaLimits,
-    MediaReader,
-    check_settings,
-    content_key,
-)
+from sglang_omni.models.multimodal.media import SAMPLE_RATE, MediaReader, content_key
 from sglang_omni.models.multimodal.payloads import AudioInput
 from sglang_omni.models.qwen3_omni.positions import PositionRules
 from sglang_omni.proto import RequestError
 
-# Options that the model's processor in transformers sets itself, beside those of a checkpoint.
-_VIDEO_OPTIONS: dict[str, Any] = {
-    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
-    "cap_pixels_per_frame": False,
-}
-_SOUND_OPTIONS: dict[str, Any] = {
-    "sampling_rate": SAMPLE_RATE,
-    "padding": True,
-    "truncation": False,
-    "return_attention_mask": True,
-}
 
-
-class Qwen3MediaReader(MediaReader):
+class Qwen3MediaReader(MediaReader[PositionRules]):
     """A ``MediaReader`` for Qwen3-Omni."""
 
-    def __init__(
-        self,
-        checkpoint: Path,
-        rules: PositionRules,
-        limits: MediaLimits,
-        allowed_hosts: Collection[str] = (),
-    ) -> None:
-        from transformers import Qwen3OmniMoeProcessor
-
-        check_settings(checkpoint)
-        processor = Qwen3OmniMoeProcessor.from_pretrained(checkpoint)
-        super().__init__(
-            processor,
-            rules,
-            limits,
-            video_options=_VIDEO_OPTIONS,
-            default_fps=1.0,
-            allowed_hosts=allowed_hosts,
-        )
-        self._features = partial(processor.feature_extractor, **_SOUND_OPTIONS, return_tensors="pt")
-        self._audio_window = rules.audio_window
+    processor_class = "Qwen3OmniMoeProcessor"
+    # Options that it sets itself, beside those of a checkpoint.
+    video_options: ClassVar[Mapping[str, Any]] = {
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+        "cap_pixels_per_frame": False,
+    }
+    default_fps = 1.0
 
     def _audios(self, clips: list[NDArray[np.float32]]) -> list[AudioInput]:
         """Computes all clips of a request at once: beside a longer clip, a short clip's end differs."""
         if not clips:
             return []
-        output = self._features(clips)
+        output = self._features(
+            clips,
+            sampling_rate=SAMPLE_RATE,
+            padding=True,
+            truncation=False,
+            return_attention_mask=True,
+            return_tensors="pt",
+        )
         lengths = output["attention_mask"].sum(dim=1).tolist()
-        window = min(max(lengths), 2 * self._audio_window)
+        window = min(max(lengths), 2 * self._rules.audio_window)
         items = []
         for features, length in zip(output["input_features"], lengths, strict=True):
             mel = features[:, :length].contiguous()

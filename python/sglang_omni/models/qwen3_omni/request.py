@@ -1,4 +1,4 @@
-"""Request parameters of each Qwen3-Omni stage, combined with the checkpoint's defaults."""
+"""Request parameters of Qwen3-Omni's codec."""
 
 from __future__ import annotations
 
@@ -8,47 +8,17 @@ from typing import Any
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal import request as request_params
 from sglang_omni.models.multimodal.request import Default
-from sglang_omni.models.qwen3_omni.components.checkpoint import (
-    DEFAULT_SPEAKER,
-    Qwen3OmniCheckpoint,
-    TalkerSettings,
-)
-from sglang_omni.models.qwen3_omni.request_params import CODE2WAV, REQUEST_PARAMS, TALKER_DEFAULTS
-from sglang_omni.preprocessing.request_params import check_request
+from sglang_omni.models.qwen3_omni.request_params import CODE2WAV
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
 
 
-def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> RequestSampling:
-    """As of ``multimodal.request``, with this model's defaults."""
-    return request_params.talker_sampling(request, checkpoint.generation, TALKER_DEFAULTS)
-
-
-def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
-    """The talker's token of the requested voice, whose name may be in any case.
-
-    Raises:
-        RequestError: The checkpoint has no such speaker.
+def check_codec(request: OmniRequest, sampling: RequestSampling) -> None:
     """
-    return request_params.requested_voice(request, talker.speakers, DEFAULT_SPEAKER)
-
-
-def check_params(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_talker: bool) -> None:
-    """Checks a request's parameters for all stages, before anything is computed.
-
-    Args:
-        has_talker: Whether the pipeline speaks.
-
     Raises:
-        RequestError: The pipeline cannot speak and the request wants speech, or a parameter is not
-            acceptable.
+        RequestError: A parameter of the codec's stage is out of its range.
     """
-    check_request(request, REQUEST_PARAMS)
-    request_params.thinker_sampling(request, checkpoint)
-    if request_params.is_spoken(request, has_talker=has_talker and checkpoint.talker is not None):
-        speaker_id(request, checkpoint.require_talker())
-        talker_sampling(request, checkpoint)
-        code2wav_chunking(request, REFERENCE_CHUNKING)
+    code2wav_chunking(request, REFERENCE_CHUNKING)
 
 
 def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:

@@ -7,11 +7,3 @@ from sglang_omni.preprocessing.request_params import RequestParams
 
 CODE2WAV = ("chunking", "chunk_size", "left_context_size")
 REQUEST_PARAMS: RequestParams = request_params_with(CODE2WAV)
-# Defaults of transformers' ``generate`` for this model.
-TALKER_DEFAULTS: dict[str, float] = {
-    "temperature": 0.9,
-    "top_k": 50,
-    "top_p": 1.0,
-    "repetition_penalty": 1.05,
-    "max_new_tokens": 4096,
-}

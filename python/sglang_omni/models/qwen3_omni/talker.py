@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sglang_omni.engines import EngineRequest
 from sglang_omni.models.multimodal.payloads import TalkerInput
+from sglang_omni.models.multimodal.request import requested_voice, talker_sampling
 from sglang_omni.models.multimodal.talker import Talker
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.talker_prompt import talker_prompt
 from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.payloads import ThinkerText
 from sglang_omni.models.qwen3_omni.positions import PositionRules
-from sglang_omni.models.qwen3_omni.request import speaker_id, talker_sampling
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
@@ -40,7 +40,7 @@ class Qwen3Talker(Talker[Qwen3TalkerState]):
             data["prompt_token_ids"],
             self._checkpoint.tokens,
             talker.codec,
-            speaker_id(payload.request, talker),
+            requested_voice(payload.request, self._checkpoint),
         )
         max_new_tokens = sampling.max_new_tokens
         assert max_new_tokens is not None, "the defaults set it"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,28 +11,20 @@ from torch.nn import functional as F
 
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
-from sglang_omni.model_runner.loader import load_component
-from sglang_omni.models.multimodal.packed_attention import load_varlen, segments
+from sglang_omni.models.multimodal.audio_tower import AudioEncoder
+from sglang_omni.models.multimodal.packed_attention import segments
 from sglang_omni.models.multimodal.payloads import AudioInput
 from sglang_omni.models.qwen2_5_omni.positions import convolved
 
-_PREFIX = "thinker.audio_tower."
 
+class WindowedAudioEncoder(AudioEncoder):
+    """An ``AudioEncoder`` over transformers' ``Qwen2_5OmniAudioEncoder``, for clips of any lengths.
 
-class WindowedAudioEncoder:
-    """transformers' ``Qwen2_5OmniAudioEncoder`` for batches of clips; costs are in mel frames.
-
-    A clip's output, (m, H), are the input rows of its placeholders. Attention stays within pieces of
-    ``2 * n_window`` frames.
+    Attention stays within pieces of ``2 * n_window`` frames.
     """
 
-    def __init__(
-        self, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
-    ) -> None:
-        """
-        Args:
-            config: ``audio_config`` of ``thinker_config``.
-        """
+    @staticmethod
+    def tower(config: Mapping[str, Any]) -> Callable[[], Any]:
         from sglang_omni.models.qwen2_5_omni.components.reference import (
             PACKED_ATTENTION,
             Qwen2_5OmniAudioEncoder,
@@ -41,16 +32,7 @@ class WindowedAudioEncoder:
         )
 
         settings = {**config, "attn_implementation": PACKED_ATTENTION}
-
-        def build() -> Qwen2_5OmniAudioEncoder:
-            return Qwen2_5OmniAudioEncoder(Qwen2_5OmniAudioEncoderConfig(**settings))
-
-        self._model = load_component(model_path, _PREFIX, build, dtype, device)
-        self._dtype = dtype
-        self._device = device
-        self._piece = 2 * self._model.n_window
-        heads, hidden = self._model.config.encoder_attention_heads, self._model.config.d_model
-        self._varlen = load_varlen(device, dtype, heads, hidden // heads)
+        return lambda: Qwen2_5OmniAudioEncoder(Qwen2_5OmniAudioEncoderConfig(**settings))
 
     def info(self, item: AudioInput) -> ItemInfo:
         return ItemInfo(item["key"], cost=item["input_features"].shape[1])

@@ -14,8 +14,6 @@ from sglang_omni.models.qwen2_5_omni.components.voices import FILE, voice_names
 
 # The codec's rate in Hz, which no file of a checkpoint has.
 SAMPLE_RATE = 24_000
-# As by default of transformers' ``generate``.
-DEFAULT_SPEAKER = "chelsie"
 # Mel frames a second, by which a checkpoint's upsampling gives that rate.
 MEL_RATE = 100
 
@@ -70,6 +68,15 @@ class Qwen25OmniCheckpoint(MediaCheckpoint[OmniTokens, SpeechTokens]):
     thinker_parts = ("text_config", "audio_config", "vision_config")
     # "Deployment with vLLM" in the README of github.com/QwenLM/Qwen2.5-Omni has 1e-6, which is no draw.
     recommended_sampling: ClassVar[Mapping[str, float]] = {"temperature": 0.0}
+    # Defaults of transformers' ``generate`` for this model.
+    talker_defaults: ClassVar[Mapping[str, float]] = {
+        "temperature": 0.9,
+        "top_k": 40,
+        "top_p": 0.8,
+        "repetition_penalty": 1.05,
+        "max_new_tokens": 4096,
+    }
+    default_voice = "chelsie"
 
     @classmethod
     def _tokens_of(cls, config: Mapping[str, Any]) -> OmniTokens:

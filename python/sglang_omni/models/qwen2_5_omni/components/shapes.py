@@ -8,16 +8,7 @@ from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniChec
 
 def thinker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:
     """The thinker's shape."""
-    thinker = checkpoint.thinker_config
-    return DecoderConfig.from_dict(
-        {
-            **thinker["text_config"],
-            # transformers ties by the thinker's field, not by that of text_config.
-            "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
-            "eos_token_id": checkpoint.ends,
-        },
-        DENSE_THINKER,
-    )
+    return checkpoint.thinker_shape(DENSE_THINKER)
 
 
 def talker_config(checkpoint: Qwen25OmniCheckpoint) -> DecoderConfig:

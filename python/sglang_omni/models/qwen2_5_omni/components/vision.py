@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.multimodal.packed_attention import segments
 from sglang_omni.models.multimodal.vision_tower import VisualEncoder
 
-_PREFIX = "thinker.visual."
 # The ``segmentation`` of layers that see a whole frame.
 _WHOLE_FRAMES = 1
 
@@ -24,10 +22,13 @@ class WindowedVisionEncoder(VisualEncoder):
     def __init__(
         self, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
     ) -> None:
-        """
-        Args:
-            config: ``vision_config`` of ``thinker_config``.
-        """
+        super().__init__(model_path, config, dtype, device)
+        for index in self._model.fullatt_block_indexes:
+            if index < len(self._model.blocks):
+                self._model.blocks[index].attn.segmentation = _WHOLE_FRAMES
+
+    @staticmethod
+    def _tower(config: Mapping[str, Any]) -> Callable[[], Any]:
         from sglang_omni.models.qwen2_5_omni.components.reference import (
             PACKED_ATTENTION,
             Qwen2_5OmniVisionEncoder,
@@ -35,15 +36,7 @@ class WindowedVisionEncoder(VisualEncoder):
         )
 
         settings = {**config, "attn_implementation": PACKED_ATTENTION}
-
-        def build() -> Qwen2_5OmniVisionEncoder:
-            return Qwen2_5OmniVisionEncoder(Qwen2_5OmniVisionEncoderConfig(**settings))
-
-        model = load_component(model_path, _PREFIX, build, dtype, device)
-        for index in model.fullatt_block_indexes:
-            if index < len(model.blocks):
-                model.blocks[index].attn.segmentation = _WHOLE_FRAMES
-        super().__init__(model, dtype, device)
+        return lambda: Qwen2_5OmniVisionEncoder(Qwen2_5OmniVisionEncoderConfig(**settings))
 
     def _levels(self, pixels: Tensor, sizes: Tensor, frames: Sequence[int]) -> list[Tensor]:
         from sglang_omni.models.qwen2_5_omni.components.reference import (

@@ -13,8 +13,6 @@ from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint, MediaToken
 
 # The codec's rate in Hz, which no file of a checkpoint has.
 SAMPLE_RATE = 24_000
-# As by default of transformers' ``generate``.
-DEFAULT_SPEAKER = "ethan"
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,15 @@ class Qwen3OmniCheckpoint(MediaCheckpoint[TokenIds, TalkerSettings]):
     thinker_parts = ("text_config",)
     # "vLLM Usage" in the README of github.com/QwenLM/Qwen3-Omni, for -Instruct and -Thinking alike.
     recommended_sampling: ClassVar[Mapping[str, float]] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    # Defaults of transformers' ``generate`` for this model.
+    talker_defaults: ClassVar[Mapping[str, float]] = {
+        "temperature": 0.9,
+        "top_k": 50,
+        "top_p": 1.0,
+        "repetition_penalty": 1.05,
+        "max_new_tokens": 4096,
+    }
+    default_voice = "ethan"
 
     @classmethod
     def _tokens_of(cls, config: Mapping[str, Any]) -> TokenIds:
@@ -101,6 +108,11 @@ class Qwen3OmniCheckpoint(MediaCheckpoint[TokenIds, TalkerSettings]):
             codec=CodecIds(**{name: int(talker[key]) for name, key in codec.items()}),
             speakers={str(name).lower(): int(token) for name, token in talker["speaker_id"].items()},
         )
+
+    @property
+    def voices(self) -> Mapping[str, int]:
+        """Ids in the talker's vocabulary, by lower-case name."""
+        return self.require_talker().speakers
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_omni.engines.options import DecoderSpec, WeightNames
+from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.model_runner.feedback import FeedbackStrategy
+from sglang_omni.models.multimodal.decoders import decoder_of
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.shapes import talker_config, thinker_config
 
@@ -14,33 +15,18 @@ def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> Dec
     Args:
         for_speech: Whether a talker needs the hidden states of media tokens.
     """
-    return DecoderSpec(
-        model_path=checkpoint.path,
-        config=thinker_config(checkpoint),
-        weights=WeightNames(
-            embed_tokens="thinker.model.embed_tokens.weight",
-            layers="thinker.model.layers",
-            norm="thinker.model.norm.weight",
-            lm_head="thinker.lm_head.weight",
-        ),
-        component="thinker.model.",
-        capture_layer=checkpoint.require_talker().accept_hidden_layer if for_speech else None,
-    )
+    layer = checkpoint.require_talker().accept_hidden_layer if for_speech else None
+    return decoder_of(checkpoint, "thinker", thinker_config(checkpoint), capture_layer=layer)
 
 
 def talker_decoder(checkpoint: Qwen3OmniCheckpoint, strategy: FeedbackStrategy) -> DecoderSpec:
     """The talker: from rows of the thinker's text and media to the first code of each frame."""
     talker = checkpoint.require_talker()
-    return DecoderSpec(
-        model_path=checkpoint.path,
-        config=talker_config(checkpoint),
-        weights=WeightNames(
-            embed_tokens="talker.model.codec_embedding.weight",
-            layers="talker.model.layers",
-            norm="talker.model.norm.weight",
-            lm_head="talker.codec_head.weight",
-        ),
-        component="talker.model.",
+    return decoder_of(
+        checkpoint,
+        "talker",
+        talker_config(checkpoint),
+        embed="codec_embedding",
         strategy=strategy,
         suppress_token_ids=talker.suppressed,
     )

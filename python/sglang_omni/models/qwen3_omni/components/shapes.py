@@ -8,14 +8,7 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpo
 
 def thinker_config(checkpoint: Qwen3OmniCheckpoint) -> DecoderConfig:
     """The thinker's shape."""
-    thinker = checkpoint.thinker_config
-    fields = {
-        **thinker["text_config"],
-        # transformers ties by the thinker's field, not by that of text_config.
-        "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
-        "eos_token_id": checkpoint.ends,
-    }
-    return DecoderConfig.from_dict(fields, THINKER)
+    return checkpoint.thinker_shape(THINKER)
 
 
 def talker_config(checkpoint: Qwen3OmniCheckpoint) -> DecoderConfig:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.multimodal.packed_attention import segments
 from sglang_omni.models.multimodal.vision_tower import VisualEncoder
-
-_PREFIX = "thinker.visual."
 
 
 class VisionEncoder(VisualEncoder):
     """A ``VisualEncoder`` over transformers' ``Qwen3OmniMoeVisionEncoder``."""
 
-    def __init__(
-        self, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
-    ) -> None:
-        """
-        Args:
-            config: ``vision_config`` of ``thinker_config``.
-        """
+    @staticmethod
+    def _tower(config: Mapping[str, Any]) -> Callable[[], Any]:
         from sglang_omni.models.qwen3_omni.components.reference import (
             PACKED_ATTENTION,
             Qwen3OmniMoeVisionEncoder,
@@ -33,11 +23,7 @@ class VisionEncoder(VisualEncoder):
         )
 
         settings = {**config, "attn_implementation": PACKED_ATTENTION}
-
-        def build() -> Qwen3OmniMoeVisionEncoder:
-            return Qwen3OmniMoeVisionEncoder(Qwen3OmniMoeVisionEncoderConfig(**settings))
-
-        super().__init__(load_component(model_path, _PREFIX, build, dtype, device), dtype, device)
+        return lambda: Qwen3OmniMoeVisionEncoder(Qwen3OmniMoeVisionEncoderConfig(**settings))
 
     def _levels(self, pixels: Tensor, sizes: Tensor, frames: Sequence[int]) -> list[Tensor]:
         places = {name: place.to(self._device) for name, place in self._places(sizes).items()}
