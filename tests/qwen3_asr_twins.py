@@ -11,8 +11,8 @@ from transcription_runs import RATE, Transcribed, recording, tones, transcribed
 
 from sglang_omni.models.qwen3_asr.preprocess import Qwen3ASRPreprocessor
 from sglang_omni.models.qwen3_asr.stages import create_transcribe
-from sglang_omni.models.transcription.pieces import QuietPieces
-from sglang_omni.models.transcription.recording import SoundReader
+from sglang_omni.models.recordings.pieces import QuietPieces
+from sglang_omni.models.recordings.recording import SoundReader
 from sglang_omni.preprocessing.text import load_tokenizer
 from sglang_omni.proto import OmniRequest, StagePayload
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transcription_runs import RATE, recording, tones
 
-from sglang_omni.models.transcription.mel import MelFilters
-from sglang_omni.models.transcription.recording import SoundReader
+from sglang_omni.models.recordings.mel import MelFilters
+from sglang_omni.models.recordings.recording import SoundReader
 from sglang_omni.models.whisper.components.checkpoint import WhisperCheckpoint
 from sglang_omni.models.whisper.components.decoder_cache import DecoderCache
 from sglang_omni.models.whisper.components.log_mel import MelReader

@@ -71,7 +71,7 @@ def create_transcribe(
     from sglang_omni.models.multimodal.audio_tower import AudioEncoder
     from sglang_omni.models.qwen3_asr.recording_engine import RecordingEngine
     from sglang_omni.models.qwen3_asr.transcribe import Qwen3ASRTranscriber
-    from sglang_omni.models.transcription.mel import MelFilters
+    from sglang_omni.models.recordings.mel import MelFilters
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 

@@ -13,9 +13,9 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.multimodal.payloads import AudioInput
 from sglang_omni.models.qwen3_asr.preprocess import Qwen3ASRInput
 from sglang_omni.models.qwen3_asr.recording_engine import RecordingRequest
-from sglang_omni.models.transcription.mel import MelFilters
-from sglang_omni.models.transcription.pieces import QuietPieces
-from sglang_omni.models.transcription.recording import SAMPLE_RATE, SoundReader
+from sglang_omni.models.recordings.mel import MelFilters
+from sglang_omni.models.recordings.pieces import QuietPieces
+from sglang_omni.models.recordings.recording import SAMPLE_RATE, SoundReader
 from sglang_omni.preprocessing.request import stage_params, wants_stream
 from sglang_omni.proto import StagePayload
 from sglang_omni.proto.tasks import Transcript

@@ -66,7 +66,7 @@ def create_transcribe(
     import torch
 
     from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.transcription.mel import MelFilters
+    from sglang_omni.models.recordings.mel import MelFilters
     from sglang_omni.models.whisper.components.fallback import TEMPERATURES
     from sglang_omni.models.whisper.components.steps import WhisperModel
     from sglang_omni.models.whisper.transcribe import WhisperLimits, WhisperSession

@@ -133,7 +133,7 @@ def _write_tokenizer(
 def _write_configs(
     directory: Path, tiny: TinyWhisperShape, published: PublishedModel, ids: dict[str, int]
 ) -> None:
-    from sglang_omni.models.transcription.mel import slaney_bands
+    from sglang_omni.models.recordings.mel import slaney_bands
 
     sizes = asdict(tiny)
     del sizes["text_tokens"], sizes["multilingual"]

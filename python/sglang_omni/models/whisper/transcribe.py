@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow
-from sglang_omni.models.transcription.growing_text import GrowingText
-from sglang_omni.models.transcription.mel import MelFilters
-from sglang_omni.models.transcription.recording import SoundReader
+from sglang_omni.models.recordings.growing_text import GrowingText
+from sglang_omni.models.recordings.mel import MelFilters
+from sglang_omni.models.recordings.recording import SoundReader
 from sglang_omni.models.whisper.components.checkpoint import FRAMES_PER_POSITION, WhisperCheckpoint
 from sglang_omni.models.whisper.components.fallback import compression_ratio, has_no_speech, is_doubtful
 from sglang_omni.models.whisper.components.log_mel import HeardWindow, MelReader

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sglang_omni.models.qwen3_asr.components.repetitions import WithoutLoops
-from sglang_omni.models.transcription.growing_text import TrimmedText
+from sglang_omni.models.recordings.growing_text import TrimmedText
 from sglang_omni.preprocessing.languages import language_code
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 

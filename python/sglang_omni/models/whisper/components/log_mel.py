@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sglang_omni.models.transcription.mel import MelFilters, in_relation
-from sglang_omni.models.transcription.recording import SAMPLE_RATE, SoundReader
+from sglang_omni.models.recordings.mel import MelFilters, in_relation
+from sglang_omni.models.recordings.recording import SAMPLE_RATE, SoundReader
 
 # Log10 of the loudest mel band of a silent window. Dither of 16-bit samples is at -9, a sine wave 80 dB
 # below the loudest possible above -6.

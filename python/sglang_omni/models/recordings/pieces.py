@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sglang_omni.models.transcription.recording import SAMPLE_RATE, SoundReader
+from sglang_omni.models.recordings.recording import SAMPLE_RATE, SoundReader
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

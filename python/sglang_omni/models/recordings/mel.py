@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sglang_omni.models.transcription.recording import SAMPLE_RATE
+from sglang_omni.models.recordings.recording import SAMPLE_RATE
 
 # Below the loudest, all is equally quiet: 80 dB, in tenths of the logarithm.
 _RANGE = 8.0
