@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from functools import partial
+from typing import ClassVar
 
 from pydantic import Field
 
-from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import Default
-from sglang_omni.gpus import visible_gpus
 from sglang_omni.models.qwen3_asr.request_params import REQUEST_PARAMS
+from sglang_omni.models.recordings.config import RecordingPipelineConfig, recording_stages
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.qwen3_asr"
 
 
-def qwen3_asr_stages() -> list[StageConfig]:
-    """Two stages in two processes: checks take nothing from the thread that steps the engine."""
-    return [
-        StageConfig(
-            name="preprocess",
-            factory=f"{_PACKAGE}.stages.create_preprocess",
-            process="io",
-            next="transcribe",
-        ),
-        StageConfig(
-            name="transcribe",
-            factory=f"{_PACKAGE}.stages.create_transcribe",
-            process="transcribe",
-            terminal=True,
-        ),
-    ]
-
-
-class Qwen3ASRPipelineConfig(PipelineConfig):
+class Qwen3ASRPipelineConfig(RecordingPipelineConfig):
     """Recordings in, text out. ``model_path`` is the directory of a checkpoint in the hub's layout."""
 
-    tasks: ClassVar[tuple[str, ...]] = ("transcription",)
-    input_modalities: ClassVar[tuple[str, ...]] = ("audio",)
-    output_modalities: ClassVar[tuple[str, ...]] = ("text",)
+    package: ClassVar[str] = _PACKAGE
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
+    # Shorter pieces.
+    smaller: ClassVar[tuple[str, float]] = ("piece_seconds", 30)
 
-    stages: list[StageConfig] = Field(default_factory=qwen3_asr_stages)
-    entry_stage: str | None = "preprocess"
-    # Several processes share few cores: idle threads must sleep instead of spinning.
-    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+    stages: list[StageConfig] = Field(default_factory=partial(recording_stages, _PACKAGE))
 
     def defaults(self) -> Iterator[Default]:
         """How a recording is heard if a request says nothing of it."""
@@ -63,26 +42,7 @@ class Qwen3ASRPipelineConfig(PipelineConfig):
         yield Default("length", most, "more than people speak")
         yield Default("language", f"the recording's, of {len(LANGUAGES)}", "its authors' code")
 
-    def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
-        """What a stage wants of a GPU; ``config.memory`` asks."""
-        if stage.name != "transcribe":
-            return None
-        # They bring torch, which the server's process needs for nothing else.
-        from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
-        from sglang_omni.models.qwen3_asr.memory import transcribe_demand
-
-        return transcribe_demand(Qwen3ASRCheckpoint.from_dir(self.model_path), args)
-
-    def smaller_variants(self) -> Iterator[tuple[str, PipelineConfig]]:
-        """Pipelines that take less memory, each with what to change for it: shorter pieces."""
-        shorter = self.model_copy(deep=True)
-        shorter.stage("transcribe").factory_args["piece_seconds"] = 30.0
-        yield "--stage transcribe.piece_seconds=30", shorter
-
 
 def default_config(model_path: str) -> PipelineConfig:
     """The pipeline for a checkpoint, on the first GPU if there is one."""
-    config = Qwen3ASRPipelineConfig(model_path=model_path)
-    if visible_gpus():
-        config.stage("transcribe").gpu = 0
-    return config
+    return Qwen3ASRPipelineConfig.default(model_path)

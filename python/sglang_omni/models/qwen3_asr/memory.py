@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from sglang_omni.config.plan.memory import MemoryDemand
@@ -26,16 +27,17 @@ _PROMPT_TOKENS = 512
 _LIBRARIES = 256 * MIB
 
 
-def transcribe_demand(checkpoint: Qwen3ASRCheckpoint, args: Mapping[str, Any]) -> MemoryDemand:
+def transcribe_demand(model_path: str | Path, args: Mapping[str, Any]) -> MemoryDemand:
     """The demand of the stage with the encoder and the decoder.
 
     Args:
-        checkpoint: The model.
+        model_path: Directory of a checkpoint.
         args: What its factory gets; ``pieces_at_once``, ``piece_seconds`` and what ``decoder_demand`` reads.
 
     Raises:
         FileNotFoundError, ValueError: The checkpoint's weights cannot be read.
     """
+    checkpoint = Qwen3ASRCheckpoint.from_dir(model_path)
     audio, dtype = checkpoint.audio, dtype_of(args)
     seconds = float(args.get("piece_seconds") or PIECE_SECONDS)
     pieces = int(args.get("pieces_at_once") or PIECES_AT_ONCE)

@@ -82,7 +82,7 @@ def create_transcribe(
     args["num_threads"] = args.get("num_threads") or available_cores()
     options = decoder_options(
         _DEFAULTS,
-        lambda args: transcribe_demand(checkpoint, {**args, **pieces}),
+        lambda args: transcribe_demand(model_path, {**args, **pieces}),
         args,
         stored_dtype=checkpoint.stored_dtype,
         prefix_cache=False,
