@@ -27,7 +27,6 @@ from sglang_omni.model_runner.sampling import Choice, Sampler
 from sglang_omni.models.fish_s2_pro.components import checkpoint as checkpoint_module
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint, Heads
 from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
-from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt
 from sglang_omni.models.frames import strategy as frame_strategy
 from sglang_omni.models.frames.state import FrameState
 
@@ -92,7 +91,7 @@ def speak(engine: OmniEngine, temperature: float) -> list[FrameState]:
     for number in range(2):
         frames = {place: torch.zeros(GROUPS, dtype=torch.long) for place in range(3, 3 + 4 * number)}
         sampling = RequestSampling(temperature=temperature, top_k=30, top_p=0.8, max_new_tokens=50)
-        states.append(FrameState(FishPrompt([7] * 20, frames).rows(), sampling))
+        states.append(FrameState([frames.get(place, 7) for place in range(20)], sampling))
         request = EngineRequest(str(number), [7] * 20, sampling, state=states[-1], cacheable=False)
         states[-1].generator = request.generator
         engine.add(request)

@@ -22,6 +22,7 @@ from sglang_omni.models.codecs.mimi import MimiEncoder, VoiceRecording
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.csm.components.frames import CsmFrames
 from sglang_omni.models.frames import strategy as frame_strategy
+from sglang_omni.models.frames.earlier import LastPart
 from sglang_omni.models.frames.speaking import FrameSpeaker
 from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.models.frames.state import FrameState
@@ -63,7 +64,7 @@ class Case:
         self.csm, self.said, self.build, self.device = csm, said, build, device
         self.checkpoint = CsmCheckpoint.from_dir(csm.path)
         self.frames = CsmFrames(self.checkpoint, torch.float32, device)
-        self.speaker = FrameSpeaker("speak", self.frames.prompt, {}, {}, 512)
+        self.speaker = FrameSpeaker("speak", self.frames.prompt, {}, {}, LastPart(512))
         recording = VoiceRecording(key=b"", samples=torch.from_numpy(sound))
         ((self.voice,),) = MimiEncoder(csm.model.codec_model).encode([recording])
 

@@ -21,7 +21,6 @@ from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
-from sglang_omni.models.fish_s2_pro.components.prompts import FishPrompt
 from sglang_omni.models.frames import strategy as frame_strategy
 from sglang_omni.models.frames.state import FrameState
 
@@ -64,7 +63,8 @@ class Case(NamedTuple):
         speech = self.speeches[index]
         sampling = sampling or RequestSampling(temperature=0.0, max_new_tokens=MAX_NEW_TOKENS)
         voice = {place: torch.tensor(frame) for place, frame in speech.prompt_frames.items()}
-        state = FrameState(FishPrompt(speech.prompt, voice).rows(), sampling)
+        rows = [voice.get(place, token) for place, token in enumerate(speech.prompt)]
+        state = FrameState(rows, sampling)
         request = EngineRequest(str(index), speech.prompt, sampling, state=state, cacheable=False)
         state.generator = request.generator
         return request

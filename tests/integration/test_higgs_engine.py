@@ -15,6 +15,7 @@ from sglang_omni.engines import build, build_engine
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.models.frames.delayed import DelayedStrategy
+from sglang_omni.models.frames.earlier import LastPart
 from sglang_omni.models.frames.speaking import FrameSpeaker
 from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.models.frames.state import FrameState
@@ -41,7 +42,12 @@ class HiggsCase:
         self.checkpoint = HiggsCheckpoint.from_dir(higgs.path)
         self.turns = HiggsTurns(self.checkpoint, sample_rate=24_000, frame_samples=960)
         self.speaker = FrameSpeaker(
-            "speak", HiggsPrompts(self.checkpoint), {}, {}, 1024, self.checkpoint.pattern
+            "speak",
+            HiggsPrompts(self.checkpoint),
+            {},
+            {},
+            LastPart(1024),
+            pattern=self.checkpoint.pattern,
         )
 
     def engine(self, **options: Any) -> Any:

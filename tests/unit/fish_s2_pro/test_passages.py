@@ -11,7 +11,7 @@ from fish_s2_oracle import END, GROUPS, START, FishS2
 from sglang_omni.engines import EngineRequest
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.dual_ar import DualAR
-from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
+from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.preprocessing.text import load_tokenizer
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -26,12 +26,10 @@ def dual_ar(tmp_path_factory: pytest.TempPathFactory) -> DualAR:
 
 
 def payload(passages: int, *, voice_frames: int = 0, **params: Any) -> StagePayload:
-    data = SpeechInput(
-        passages=[[10 + i] for i in range(passages)],
-        voice_text=[9] if voice_frames else [],
-        voice_samples=None,
-        voice_codes=torch.zeros(voice_frames, GROUPS, dtype=torch.int64) if voice_frames else None,
-    )
+    data = SpeechParts(parts=[[10 + i] for i in range(passages)], opening=[])
+    if voice_frames:
+        codes = torch.zeros(voice_frames, GROUPS, dtype=torch.int64)
+        data |= {"reference": [9], "reference_codes": codes}
     return StagePayload("r", OmniRequest(None, params, {"task": "speech"}), data)
 
 
@@ -47,7 +45,9 @@ def speak(request: EngineRequest, codes: list[int]) -> None:
 
 def heard(request: EngineRequest) -> list[int]:
     """The first codes of all frames in a prompt."""
-    return [token - START for token in request.prompt_token_ids if token >= START]
+    state: Any = request.state
+    rows = [state.row(place) for place in range(len(request.prompt_token_ids))]
+    return [int(row[0]) for row in rows if isinstance(row, torch.Tensor)]
 
 
 def test_the_first_and_the_last_passage_are_heard_without_a_voice(dual_ar: DualAR) -> None:

@@ -11,70 +11,34 @@ from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import Default, first_voice, in_words
-from sglang_omni.gpus import Gpu, visible_gpus
+from sglang_omni.gpus import Gpu
 from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
 from sglang_omni.models.fish_s2_pro.voices import DEFAULT_VOICE, find_voices
+from sglang_omni.models.frames.config import SpeechPipelineConfig, speech_stages
 from sglang_omni.preprocessing.request_params import RequestParams
 
-_PACKAGE = "sglang_omni.models.fish_s2_pro"
+_STAGES = "sglang_omni.models.fish_s2_pro.stages"
+_ROUTING = "sglang_omni.models.fish_s2_pro.routing"
 # Some 48 s.
 MAX_PASSAGE_FRAMES = 1024
 _MODELS = ("voice_encoder", "dual_ar", "codec")
 
 
-def speech_stages() -> list[StageConfig]:
-    """The decoders have a process of their own; the codec's two halves share one."""
-    return [
-        StageConfig(
-            name="preprocess",
-            factory=f"{_PACKAGE}.stages.create_preprocess",
-            process="io",
-            next=["voice_encoder", "dual_ar", "codec"],
-            route_fn=f"{_PACKAGE}.routing.after_preprocess",
-            project_payload={"codec": f"{_PACKAGE}.routing.to_codec"},
-        ),
-        StageConfig(
-            name="voice_encoder",
-            factory=f"{_PACKAGE}.stages.create_voice_encoder",
-            process="codec",
-            next="dual_ar",
-        ),
-        StageConfig(
-            name="dual_ar",
-            factory=f"{_PACKAGE}.stages.create_dual_ar",
-            process="dual_ar",
-            terminal=True,
-            stream_to=["codec"],
-        ),
-        StageConfig(
-            name="codec",
-            factory=f"{_PACKAGE}.stages.create_codec",
-            process="codec",
-            terminal=True,
-            can_accept_stream_before_payload=True,
-        ),
-    ]
-
-
-class FishS2PipelineConfig(PipelineConfig):
+class FishS2PipelineConfig(SpeechPipelineConfig):
     """Text in, speech out, in the model's voice or in that of a recording.
 
     ``model_path`` is a checkpoint in the published layout. ``dual_ar`` tells how the speech ended and what it
     took, ``codec`` has the sound.
     """
 
-    # The server refuses everything else with a 400.
-    tasks: ClassVar[tuple[str, ...]] = ("speech",)
-    input_modalities: ClassVar[tuple[str, ...]] = ("text",)
-    output_modalities: ClassVar[tuple[str, ...]] = ("audio",)
     terminal_modalities: ClassVar[dict[str, str]] = {"codec": "audio"}
+    models: ClassVar[tuple[str, ...]] = _MODELS
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     name: str | None = "fish-s2-pro"
-    stages: list[StageConfig] = Field(default_factory=speech_stages)
-    entry_stage: str | None = "preprocess"
-    # Several processes share few cores: idle threads must sleep instead of spinning.
-    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+    stages: list[StageConfig] = Field(
+        default_factory=lambda: speech_stages(_STAGES, codec=_STAGES, names=_MODELS, routing=_ROUTING)
+    )
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -117,10 +81,4 @@ def default_config(model_path: str, gpus: Sequence[Gpu] | None = None) -> Pipeli
         model_path: Directory of a checkpoint.
         gpus: The GPUs to use; those of this machine if None.
     """
-    config = FishS2PipelineConfig(model_path=model_path)
-    found = visible_gpus() if gpus is None else gpus
-    if found:
-        for stage in config.stages:
-            if stage.name in _MODELS:
-                stage.gpu = found[0].index
-    return config
+    return FishS2PipelineConfig.placed(model_path, gpus)

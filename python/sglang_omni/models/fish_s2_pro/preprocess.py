@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
-from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
 from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
 from sglang_omni.models.fish_s2_pro.voices import DEFAULT_VOICE, NamedVoice
 from sglang_omni.models.frames.preprocess import SpokenLimits
+from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.request_params import check_params
 from sglang_omni.preprocessing.sentences import passages
@@ -72,11 +72,11 @@ class FishS2Preprocessor:
         if not isinstance(inputs, Mapping):
             inputs = {}
         text = self._text(inputs.get("text"))
-        data = SpeechInput(passages=[], voice_text=[], voice_samples=None, voice_codes=None)
+        data = SpeechParts(parts=[], opening=[])
         self._add_voice(data, inputs.get("voice"), request.params, check)
         for passage in passages(text, self._limits.part_bytes):
-            data["passages"].append(self._tokens(passage, "input", check))
-        if not data["passages"]:
+            data["parts"].append(self._tokens(passage, "input", check))
+        if not data["parts"]:
             raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
         self._check_room(data)
         params = {name: value for name, value in request.params.items() if name not in _VOICE_PARAMS}
@@ -91,7 +91,7 @@ class FishS2Preprocessor:
         self._limits.check_length(text)
         return text
 
-    def _add_voice(self, data: SpeechInput, given: Any, params: Mapping[str, Any], check: Check) -> None:
+    def _add_voice(self, data: SpeechParts, given: Any, params: Mapping[str, Any], check: Check) -> None:
         name, audio, text = (params.get(param) for param in _VOICE_PARAMS)
         if text is not None and audio is None:
             raise RequestError(
@@ -106,10 +106,10 @@ class FishS2Preprocessor:
                 code="invalid_value",
             )
         if given is not None:
-            data["voice_codes"] = self._codes(given)
+            data["reference_codes"] = self._codes(given)
             text = given["text"]
         elif audio is not None:
-            data["voice_samples"] = self._limits.recording(audio, self._sample_rate, check)
+            data["recording"] = self._limits.recording(audio, self._sample_rate, check)
         elif name is not None and str(name).lower() != DEFAULT_VOICE:
             voice = self._voices.get(str(name).lower())
             if voice is None:
@@ -119,7 +119,7 @@ class FishS2Preprocessor:
                     param="voice",
                     code="unsupported_value",
                 )
-            data["voice_samples"] = self._limits.recording(
+            data["recording"] = self._limits.recording(
                 voice.sound.read_bytes(), self._sample_rate, check, param="voice"
             )
             text = voice.text
@@ -127,9 +127,10 @@ class FishS2Preprocessor:
             return
         if text is not None and not isinstance(text, str):
             raise RequestError("ref_text: must be a text", param="ref_text", code="invalid_type")
+        data["reference"] = []
         if text:
             said = text if text.startswith("<|speaker:") else f"<|speaker:0|>{text}"
-            data["voice_text"] = self._tokens(said, "ref_text", check)
+            data["reference"] = self._tokens(said, "ref_text", check)
 
     def _tokens(self, text: str, param: str, check: Check) -> list[int]:
         """Token ids of a user's text, none of them a control token, however the text is spelled."""
@@ -142,16 +143,15 @@ class FishS2Preprocessor:
         self._tokenizer.check_characters(text, self._most, param=param)
         return self._tokenizer.encode(self._tokenizer.hide(text), most=self._most, check=check)
 
-    def _check_room(self, data: SpeechInput) -> None:
+    def _check_room(self, data: SpeechParts) -> None:
         """Refuses a voice that, with the longest passage, takes more than half of the context."""
-        codes, recorded = data["voice_codes"], data["voice_samples"]
-        frames = 0 if codes is None else len(codes)
-        if recorded is not None:
+        frames, said = len(data.get("reference_codes", ())), len(data.get("reference", ()))
+        if (recorded := data.get("recording")) is not None:
             frames = -(-len(recorded["samples"]) // self._frame_length)
-        tokens = frames + len(data["voice_text"]) + max(map(len, data["passages"]))
+        tokens = frames + said + max(map(len, data["parts"]))
         if tokens > self._most // 2:
             raise RequestError(
-                f"the voice, {frames} frames and {len(data['voice_text'])} tokens of text, and the longest "
+                f"the voice, {frames} frames and {said} tokens of text, and the longest "
                 f"passage are {tokens} tokens together; {self._most // 2} of the model's context may be so",
                 param="ref_audio" if frames else "input",
                 code="context_length_exceeded",

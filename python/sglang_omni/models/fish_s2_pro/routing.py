@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
 from sglang_omni.proto import StagePayload
 
 
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
     """A recording is encoded first; the codec gets the request early, and waits for its codes."""
-    data: SpeechInput = output.data
-    return ["dual_ar" if data["voice_samples"] is None else "voice_encoder", "codec"]
+    return ["voice_encoder" if "recording" in output.data else "dual_ar", "codec"]
 
 
 def to_codec(payload: StagePayload) -> StagePayload:

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from sglang_omni.models.decoder_args import DecoderArgs
-from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.config import MAX_PASSAGE_FRAMES
-from sglang_omni.models.fish_s2_pro.memory import CPU_TOKENS, GPU_CODEC_FRAMES, dual_ar_demand
+from sglang_omni.models.fish_s2_pro.memory import GPU_CODEC_FRAMES, dual_ar_demand
+from sglang_omni.models.frames.stages import LoadedDecoders, speak_stage
 from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
+    import torch
+
     from sglang_omni.engines.encoder import EncoderRequest
-    from sglang_omni.engines.options import EngineKind
+    from sglang_omni.engines.options import EngineKind, EngineOptions
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
-
-_DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512)
 
 
 def create_preprocess(
@@ -93,23 +93,20 @@ def create_voice_encoder(
     """
     import torch
 
-    from sglang_omni.engines.cache import OutputCache
-    from sglang_omni.engines.encoder import EncoderEngine, EncoderRequest
     from sglang_omni.models.fish_s2_pro.components.codec import FishCodecEncoder
     from sglang_omni.models.fish_s2_pro.voice_encoder import VoiceEncoder
-    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+    from sglang_omni.models.frames.reference import reference_scheduler
 
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     _, device = placement("float32", gpu_id)
     with loading(f"the codec's encoder of {model_path} on {device}"):
-        encoder = VoiceEncoder(FishCodecEncoder.load(model_path, torch.float32, device), max_batch_frames)
-    engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_frames)
-    return OmniScheduler(
-        engine,
-        encoder.build_request,
-        encoder.result,
-        warm_up_requests=lambda: [EncoderRequest("warm-up", [encoder.short_voice()])],
+        codec = FishCodecEncoder.load(model_path, torch.float32, device)
+    return reference_scheduler(
+        VoiceEncoder(codec, max_batch_frames),
+        cache_bytes=cache_bytes,
+        max_batch_cost=max_batch_frames,
+        warm_up_samples=2 * codec.frame_length,
     )
 
 
@@ -129,40 +126,25 @@ def create_dual_ar(
             whole. A passage that does not end is cut there.
         args: Of its engine.
     """
-    from sglang_omni.engines import build_engine
-    from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
-    from sglang_omni.models.fish_s2_pro.dual_ar import DualAR
-    from sglang_omni.preprocessing.text import load_tokenizer
-    from sglang_omni.preprocessing.tokenizing import TextTokenizer
-    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-
     checkpoint = FishS2Checkpoint.from_dir(model_path)
     args["num_threads"] = args.get("num_threads") or available_cores()
-    options = decoder_options(
-        _DEFAULTS,
-        lambda args: dual_ar_demand(checkpoint, args),
-        args,
-        prefix_cache=False,
-    )
-    with loading(f"the decoders of {checkpoint.path}, {options.dtype} on {options.device},"):
-        strategy = dual_ar_strategy(checkpoint, DTYPES[options.dtype], options.device)
-        built = build_engine(engine, dual_ar_decoder(checkpoint, strategy), options)
-        strategy.record_graphs(options.max_running_requests, cuda_graph=options.cuda_graph)
-    dual_ar = DualAR(
-        checkpoint,
-        TextTokenizer(load_tokenizer(model_path)),
-        max_passage_frames=max_passage_frames,
-        pool_tokens=options.max_total_tokens,
-    )
-    return OmniScheduler(
-        built,
-        dual_ar.build_request,
-        dual_ar.result,
-        dual_ar.stream,
-        follow_up=dual_ar.follow_up,
-        warm_up_requests=dual_ar.warm_up_requests,
-    )
+
+    def load(options: EngineOptions, dtype: torch.dtype) -> LoadedDecoders:
+        from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
+        from sglang_omni.models.fish_s2_pro.dual_ar import DualAR
+        from sglang_omni.preprocessing.text import load_tokenizer
+        from sglang_omni.preprocessing.tokenizing import TextTokenizer
+
+        strategy = dual_ar_strategy(checkpoint, dtype, options.device)
+        speaker = DualAR(
+            checkpoint,
+            TextTokenizer(load_tokenizer(model_path)),
+            max_passage_frames=max_passage_frames,
+            pool_tokens=options.max_total_tokens,
+        )
+        return LoadedDecoders(strategy, dual_ar_decoder(checkpoint, strategy), speaker)
+
+    return speak_stage(checkpoint.path, load, lambda args: dual_ar_demand(checkpoint, args), engine, args)
 
 
 def create_codec(

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from sglang_omni.engines.cache import ItemOutput
-from sglang_omni.engines.encoder import EncoderRequest, ItemInfo
+from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.models.codecs.mimi import VoiceRecording
 from sglang_omni.models.fish_s2_pro.components.codec import FishCodecEncoder
-from sglang_omni.models.fish_s2_pro.payloads import SpeechInput
-from sglang_omni.proto import StagePayload
 
 
 class VoiceEncoder:
-    """An ``Encoder`` of ``VoiceRecording``, and the callbacks of its ``OmniScheduler``; costs are in frames.
+    """An ``Encoder`` of ``VoiceRecording``; costs are in frames.
 
     Args:
         frames_at_once: Of one recording; a longer one is computed piece by piece.
@@ -32,17 +30,3 @@ class VoiceEncoder:
     def encode(self, items: Sequence[VoiceRecording]) -> list[ItemOutput]:
         frames = max(1, self._frames_at_once // len(items))
         return [(codes,) for codes in self._codec.encode([item["samples"] for item in items], frames)]
-
-    def build_request(self, payload: StagePayload) -> EncoderRequest:
-        data: SpeechInput = payload.data
-        return EncoderRequest(payload.request_id, [data["voice_samples"]])
-
-    def result(self, payload: StagePayload, request: EncoderRequest) -> StagePayload:
-        data: SpeechInput = payload.data
-        ((codes,),) = request.outputs
-        encoded: SpeechInput = {**data, "voice_samples": None, "voice_codes": codes}
-        return StagePayload(payload.request_id, payload.request, encoded)
-
-    def short_voice(self) -> VoiceRecording:
-        """Two frames of silence."""
-        return VoiceRecording(key=b"warm-up", samples=torch.zeros(2 * self._codec.frame_length))

@@ -23,33 +23,42 @@ MIMI_STAGES = "sglang_omni.models.codecs.mimi_stages"
 _SPEECH = "sglang_omni.models.frames.speech"
 
 
-def speech_stages(factories: str, *, codec: str = MIMI_STAGES) -> list[StageConfig]:
-    """A process for the decoders, one for the codec, and one for the stage that computes little.
+def speech_stages(
+    factories: str,
+    *,
+    codec: str = MIMI_STAGES,
+    names: tuple[str, str, str] = ("reference", "speak", "code2wav"),
+    routing: str = _SPEECH,
+) -> list[StageConfig]:
+    """A process for the decoders, one for the codec's halves, and one for the stage that computes little.
 
     Args:
         factories: The module with the family's ``create_preprocess`` and ``create_speak``.
         codec: The module with its codec's ``create_reference`` and ``create_code2wav``.
+        names: Of these stages, in the family's words, and of their factories after ``create_``.
+        routing: The module with ``after_preprocess`` and ``to_code2wav``.
     """
+    reference, speak, code2wav = names
     return [
         StageConfig(
             name="preprocess",
             factory=f"{factories}.create_preprocess",
             process="io",
-            next=["reference", "speak", "code2wav"],
-            route_fn=f"{_SPEECH}.after_preprocess",
-            project_payload={"code2wav": f"{_SPEECH}.to_code2wav"},
+            next=list(names),
+            route_fn=f"{routing}.after_preprocess",
+            project_payload={code2wav: f"{routing}.to_{code2wav}"},
         ),
-        StageConfig(name="reference", factory=f"{codec}.create_reference", process="codec", next="speak"),
+        StageConfig(name=reference, factory=f"{codec}.create_{reference}", process="codec", next=speak),
         StageConfig(
-            name="speak",
-            factory=f"{factories}.create_speak",
-            process="speak",
-            stream_to=["code2wav"],
+            name=speak,
+            factory=f"{factories}.create_{speak}",
+            process=speak,
+            stream_to=[code2wav],
             terminal=True,
         ),
         StageConfig(
-            name="code2wav",
-            factory=f"{codec}.create_code2wav",
+            name=code2wav,
+            factory=f"{codec}.create_{code2wav}",
             process="codec",
             terminal=True,
             can_accept_stream_before_payload=True,
@@ -57,14 +66,19 @@ def speech_stages(factories: str, *, codec: str = MIMI_STAGES) -> list[StageConf
     ]
 
 
-class FramesPipelineConfig(PipelineConfig):
-    """Text in, speech out. ``model_path`` is a checkpoint in the layout of transformers' classes."""
+class SpeechPipelineConfig(PipelineConfig):
+    """Text in, speech out.
+
+    Attributes:
+        models: The stages that a GPU takes.
+    """
 
     # The server refuses everything else with a 400.
     tasks: ClassVar[tuple[str, ...]] = ("speech",)
     input_modalities: ClassVar[tuple[str, ...]] = ("text",)
     output_modalities: ClassVar[tuple[str, ...]] = ("audio",)
     terminal_modalities: ClassVar[dict[str, str]] = {"code2wav": "audio"}
+    models: ClassVar[tuple[str, ...]] = ("reference", "speak", "code2wav")
 
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
@@ -79,9 +93,13 @@ class FramesPipelineConfig(PipelineConfig):
         """
         config = cls.model_validate({"model_path": model_path})
         for gpu in (visible_gpus() if gpus is None else gpus)[:1]:
-            for name in ("reference", "speak", "code2wav"):
+            for name in cls.models:
                 config.stage(name).gpu = gpu.index
         return config
+
+
+class FramesPipelineConfig(SpeechPipelineConfig):
+    """Text in, speech out. ``model_path`` is a checkpoint in the layout of transformers' classes."""
 
     voices: ClassVar[tuple[str, ...]]
     # Who says what the first voice is.

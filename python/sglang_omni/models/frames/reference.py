@@ -13,13 +13,14 @@ from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 
 def reference_scheduler(
-    encoder: Encoder, *, cache_bytes: int, max_batch_samples: int
+    encoder: Encoder, *, cache_bytes: int, max_batch_cost: int, warm_up_samples: int = 4800
 ) -> OmniScheduler[EncoderRequest]:
     """
     Args:
         encoder: Of ``VoiceRecording``s to codes.
         cache_bytes: Size of the cache of codes for repeated recordings; 0 for none.
-        max_batch_samples: Limit of the samples of a batch's recordings.
+        max_batch_cost: Limit of the costs of a batch's recordings.
+        warm_up_samples: Length of the warm-up's recording.
     """
 
     def build(payload: StagePayload) -> EncoderRequest:
@@ -34,7 +35,9 @@ def reference_scheduler(
         return StagePayload(payload.request_id, payload.request, parts)
 
     def tiny() -> list[EncoderRequest]:
-        return [EncoderRequest("warm-up", [VoiceRecording(key=b"warm-up", samples=torch.zeros(4800))])]
+        return [
+            EncoderRequest("warm-up", [VoiceRecording(key=b"warm-up", samples=torch.zeros(warm_up_samples))])
+        ]
 
-    engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_samples)
+    engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_cost)
     return OmniScheduler(engine, build, result, warm_up_requests=tiny)

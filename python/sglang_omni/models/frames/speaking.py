@@ -1,19 +1,22 @@
 """The speak stage of models of frames: texts to requests of its engine, and these to streams of frames.
 
-A long text is spoken in parts, each a request of the engine. A part hears the one before it, so that the
-voice stays the same.
+A long text is spoken in parts, each a request of the engine. A part hears earlier ones, so that the voice
+stays the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from torch import Tensor
 
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.request_sampling import RequestSampling
+from sglang_omni.model_runner.sampling import RepetitionRule
 from sglang_omni.models.frames.delay import DelayPattern
+from sglang_omni.models.frames.earlier import EarlierSpeech, SpokenTurn
 from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.models.frames.state import FrameState
 from sglang_omni.preprocessing.request import stage_params
@@ -21,33 +24,44 @@ from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.proto.tasks import TokenUsage
 from sglang_omni.scheduling.messages import OutgoingMessage
 
-
-class SpokenTurn(NamedTuple):
-    """A text, as token ids, and the frames (n, G) in which it was said."""
-
-    text: list[int]
-    frames: Tensor
-
-
 # Makes a prompt, a token or frame for each place, of what was said before and a text to speak.
 Compose = Callable[[Sequence[SpokenTurn], list[int]], list[int | Tensor]]
+
+
+@dataclass
+class Speech:
+    """A text being spoken, part by part.
+
+    Attributes:
+        opening: Token ids before all else in each prompt.
+        waiting: Parts that are not begun yet, the one being spoken first.
+        voice: The recording of a voice, if there is one.
+        residual: Sampling of a frame's codes after the first.
+        tokens_left: That the rest of the text may take; None if each part has the limit for itself.
+        kept: Earlier parts that the next may hear.
+        cut: True if one of them reached its limit.
+        usage: Prompt and completion tokens of all parts before.
+    """
+
+    opening: list[int]
+    waiting: list[list[int]]
+    voice: list[SpokenTurn]
+    residual: RequestSampling
+    tokens_left: int | None
+    kept: Sequence[SpokenTurn] = ()
+    cut: bool = False
+    usage: tuple[int, int] = (0, 0)
 
 
 class _Part(FrameState):
     """
     Attributes:
-        index: Which of the parts it is.
-        usage: Prompt and completion tokens of all parts before it.
-        cut: True if one of them reached its limit of frames.
+        speech: That it is a part of.
     """
 
-    def __init__(
-        self, prompt: Sequence[int | Tensor], sampling: RequestSampling, pattern: DelayPattern | None
-    ) -> None:
-        super().__init__(prompt, sampling, pattern)
-        self.index = 0
-        self.usage = (0, 0)
-        self.cut = False
+    def __init__(self, prompt: Sequence[int | Tensor], speech: Speech, pattern: DelayPattern | None) -> None:
+        super().__init__(prompt, speech.residual, pattern)
+        self.speech = speech
 
 
 class FrameSpeaker:
@@ -60,8 +74,12 @@ class FrameSpeaker:
         compose: Makes prompts.
         defaults: Sampling parameters of requests that set none.
         residual_defaults: The same of a frame's codes after the first.
-        context_length: The most tokens and frames of a prompt and its speech.
+        earlier: What a part hears of those before it.
         pattern: The delay pattern of the decoder's rows, if they have one.
+        filters_first: How codes are drawn, as of ``RequestSampling``.
+        repetition: How codes that repeat recent ones are drawn again.
+        part_tokens: The most tokens of a part, if the request has no limit, which is then of the whole text.
+            None: the request's limit, or the default, is of each part.
     """
 
     def __init__(
@@ -70,38 +88,29 @@ class FrameSpeaker:
         compose: Compose,
         defaults: Mapping[str, Any],
         residual_defaults: Mapping[str, Any],
-        context_length: int,
+        earlier: EarlierSpeech,
+        *,
         pattern: DelayPattern | None = None,
+        filters_first: bool = False,
+        repetition: RepetitionRule | None = None,
+        part_tokens: int | None = None,
     ) -> None:
         self._stage = stage
         self._compose = compose
         self._defaults = defaults
         self._residual_defaults = residual_defaults
-        self._context_length = context_length
+        self._earlier = earlier
         self._pattern = pattern
+        self._filters_first = filters_first
+        self._repetition = repetition
+        self._part_tokens = part_tokens
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
-        """
+        """The request of the first part.
+
         Raises:
             RequestError: A sampling parameter is out of its range.
         """
-        return self._request(payload, 0, None)
-
-    def follow_up(self, payload: StagePayload, request: EngineRequest) -> EngineRequest | None:
-        """The request of the next part; None after the last."""
-        data: SpeechParts = payload.data
-        before = cast(_Part, request.state)
-        if before.index + 1 == len(data["parts"]):
-            return None
-        following = self._request(payload, before.index + 1, before)
-        following.sampling = request.sampling
-        # The draws go on, so that parts with equal texts may differ.
-        state = cast(_Part, following.state)
-        following.generator = state.generator = request.generator
-        state.usage, state.cut = _usage(request), before.cut or request.finish_reason == "length"
-        return following
-
-    def _request(self, payload: StagePayload, index: int, before: _Part | None) -> EngineRequest:
         data: SpeechParts = payload.data
         given = {
             name: value
@@ -109,23 +118,61 @@ class FrameSpeaker:
             if value is not None
         }
         sampling = RequestSampling.from_params({**self._defaults, **given})
-        turns = []
-        if "reference_codes" in data:
-            turns.append(SpokenTurn(data["reference"], data["reference_codes"]))
-        text = data["parts"][index]
-        opening = data["opening"]
-        prompt = [*opening, *self._compose(turns, text)]
-        if before is not None and len(frames := before.spoken()):
-            said = SpokenTurn(data["parts"][index - 1], frames)
-            longer = [*opening, *self._compose([*turns, said], text)]
-            if len(longer) + (sampling.max_new_tokens or 1) <= self._context_length:
-                prompt = longer
-        residual = RequestSampling.from_params({**self._residual_defaults, **given})
-        state = _Part(prompt, residual, self._pattern)
-        state.index = index
+        speech = Speech(
+            data["opening"],
+            list(data["parts"]),
+            [SpokenTurn(data["reference"], data["reference_codes"], is_voice=True)]
+            if "reference_codes" in data
+            else [],
+            RequestSampling.from_params({**self._residual_defaults, **given}),
+            None if self._part_tokens is None else sampling.max_new_tokens,
+        )
+        return self._part(payload, speech, replace(sampling, filters_first=self._filters_first))
+
+    def follow_up(self, payload: StagePayload, request: EngineRequest) -> EngineRequest | None:
+        """The request of the next part; None after the last."""
+        state = cast(_Part, request.state)
+        speech = state.speech
+        speech.usage = self._usage(speech, request)
+        speech.cut = speech.cut or request.finish_reason == "length"
+        speech.kept = self._earlier.keep(speech.kept, SpokenTurn(speech.waiting.pop(0), state.spoken()))
+        if not speech.waiting:
+            return None
+        if speech.tokens_left is not None:
+            speech.tokens_left -= len(request.output_token_ids)
+            if speech.tokens_left <= 0:
+                speech.cut = True
+                return None
+        following = self._part(payload, speech, request.sampling)
+        # The draws go on, so that parts with equal texts may differ.
+        following.generator = cast(_Part, following.state).generator = request.generator
+        return following
+
+    def _part(self, payload: StagePayload, speech: Speech, sampling: RequestSampling) -> EngineRequest:
+        text = speech.waiting[0]
+        if self._part_tokens is not None:
+            limit = self._part_tokens if speech.tokens_left is None else speech.tokens_left
+            sampling = replace(sampling, max_new_tokens=limit)
+
+        def prompt(earlier: Sequence[SpokenTurn]) -> list[int | Tensor]:
+            return [*speech.opening, *self._compose([*speech.voice, *earlier], text)]
+
+        heard = self._earlier.heard(
+            speech.kept,
+            has_voice=bool(speech.voice),
+            positions=lambda earlier: len(prompt(earlier)) + (sampling.max_new_tokens or 1),
+        )
+        rows = prompt(heard)
+        state = _Part(rows, speech, self._pattern)
         # Keys and values depend on all codes of a frame, which no token tells.
         request = EngineRequest(
-            payload.request_id, [0] * len(prompt), sampling, state=state, cacheable=False, ends=state.ends
+            payload.request_id,
+            [0] * len(rows),
+            sampling,
+            state=state,
+            cacheable=False,
+            ends=state.ends,
+            repetition=self._repetition,
         )
         state.generator = request.generator
         return request
@@ -143,15 +190,13 @@ class FrameSpeaker:
         return [] if frames is None else [OutgoingMessage(request.request_id, "stream", frames)]
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        prompt_tokens, frames = _usage(request)
-        reason = "length" if cast(_Part, request.state).cut else request.finish_reason
+        speech = cast(_Part, request.state).speech
+        prompt_tokens, frames = speech.usage
         usage = TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=frames)
-        data = {"finish_reason": reason, "usage": usage}
+        data = {"finish_reason": "length" if speech.cut else request.finish_reason, "usage": usage}
         return StagePayload(payload.request_id, payload.request, data)
 
-
-def _usage(request: EngineRequest) -> tuple[int, int]:
-    """Tokens of all prompts so far, and frames."""
-    state = cast(_Part, request.state)
-    prompts, frames = state.usage
-    return prompts + len(request.prompt_token_ids), frames + len(state.frames)
+    def _usage(self, speech: Speech, request: EngineRequest) -> tuple[int, int]:
+        """Prompt and completion tokens of all parts up to this one: all prompts, and frames."""
+        prompts, frames = speech.usage
+        return prompts + len(request.prompt_token_ids), frames + len(cast(_Part, request.state).frames)

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding, linear
 from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
-from sglang_omni.models.frames.speaking import SpokenTurn
+from sglang_omni.models.frames.earlier import SpokenTurn
 
 _BACKBONE = "backbone_model.embed_tokens.embed_audio_tokens.weight"
 _DEPTH = "depth_decoder.model.embed_tokens.weight"

@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from torch import Tensor
 
+from sglang_omni.models.frames.earlier import SpokenTurn
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 
 _TASK = "convert the provided text to speech"
-
-
-class SpokenPassage(NamedTuple):
-    """A text and its speech.
-
-    Attributes:
-        text: Token ids.
-        first_codes: Of each frame, as tokens of the slow decoder.
-        frames: (groups,) int64 each.
-    """
-
-    text: list[int]
-    first_codes: list[int]
-    frames: Sequence[Tensor]
-
-
-class FishPrompt(NamedTuple):
-    """Token ids; a token that stands for a frame has its codes in ``frames``, by its index."""
-
-    token_ids: list[int]
-    frames: dict[int, Tensor]
-
-    def rows(self) -> list[int | Tensor]:
-        """The token or the frame of each place."""
-        return [self.frames.get(place, token) for place, token in enumerate(self.token_ids)]
 
 
 class FishPrompts:
@@ -49,30 +24,21 @@ class FishPrompts:
         self._to_user = encode("<|im_end|>\n<|im_start|>user\n")
         self._to_speech = encode("<|im_end|>\n<|im_start|>assistant\n<|voice|>")
 
-    def write(
-        self, text: list[int], voice: SpokenPassage | None, earlier: Sequence[SpokenPassage] = ()
-    ) -> FishPrompt:
-        """The prompt for a passage.
+    def __call__(self, turns: Sequence[SpokenTurn], text: list[int]) -> list[int | Tensor]:
+        """The prompt for a passage: a token or frame for each place.
 
         Args:
-            text: Its token ids.
-            voice: A recording, whose voice is to speak.
-            earlier: Passages that the same voice has spoken before.
+            turns: A recording of the voice that is to speak, if there is one; then passages that it has
+                spoken before.
+            text: The passage's token ids.
         """
-        prompt = FishPrompt([], {})
-        if voice is None:
-            prompt.token_ids.extend(self._plain)
-        else:
-            prompt.token_ids.extend([*self._before_voice, *voice.text, *self._before_codes])
-            _add_speech(prompt, voice)
-        for passage in earlier:
-            prompt.token_ids.extend([*self._to_user, *passage.text, *self._to_speech])
-            _add_speech(prompt, passage)
-        prompt.token_ids.extend([*self._to_user, *text, *self._to_speech])
-        return prompt
-
-
-def _add_speech(prompt: FishPrompt, passage: SpokenPassage) -> None:
-    start = len(prompt.token_ids)
-    prompt.frames.update(enumerate(passage.frames, start=start))
-    prompt.token_ids.extend(passage.first_codes)
+        rows: list[int | Tensor] = []
+        if not (turns and turns[0].is_voice):
+            rows += self._plain
+        for turn in turns:
+            if turn.is_voice:
+                rows += [*self._before_voice, *turn.text, *self._before_codes]
+            else:
+                rows += [*self._to_user, *turn.text, *self._to_speech]
+            rows += turn.frames.unbind()
+        return [*rows, *self._to_user, *text, *self._to_speech]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_omni.models.frames.delay import DelayPattern
-from sglang_omni.models.frames.speaking import SpokenTurn
+from sglang_omni.models.frames.earlier import SpokenTurn
 from sglang_omni.models.higgs_audio_v2.components.checkpoint import HiggsCheckpoint
 from sglang_omni.models.higgs_audio_v2.request_params import VOICES
 from sglang_omni.preprocessing.deadline import Check
