@@ -14,12 +14,12 @@ from typing import Any
 
 from measure import Block, Result, conditions, interleaved, progress, write_results
 from peer import Peer
-from three_stages import PIPELINES, Load
+from three_stages import PIPELINES, Load, streaming, three_stages
 
 from sglang_omni.config import PipelineConfig, RelayConfig, StageConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
-MESSAGES = {"messages": "sglang_omni.scheduling.messages"}
+MESSAGES = "sglang_omni.scheduling.messages"
 STREAM = "stream chunk hop, 4 KiB"
 # Latency to reach and to aim for in seconds, then the rate per second.
 GOALS = {
@@ -31,48 +31,23 @@ GOALS = {
 ROUNDS = 5
 
 
-def three_stages(processes: tuple[str, str, str], nbytes: int) -> PipelineConfig:
-    relay = RelayConfig(slot_size_mb=64, credits=4)
-
-    def stage(name: str, process: str, factory: str, **fields: Any) -> StageConfig:
-        path = f"three_stages.{factory}"
-        return StageConfig(name=name, process=process, factory=path, relay=relay, **fields)
-
-    a, b, c = processes
-    return PipelineConfig(
-        model_path="none",
-        stages=[
-            stage("one", a, "create_pass", factory_args={"nbytes": nbytes}, next="two"),
-            stage("two", b, "create_pass", next="three"),
-            stage("three", c, "create_finish", terminal=True),
-        ],
-    )
+def make(
+    name: str, process: str, factory: str, args: dict[str, Any] | None = None, **fields: Any
+) -> StageConfig:
+    path = f"three_stages.{factory}"
+    return StageConfig(name=name, process=process, factory=path, factory_args=args or {}, **fields)
 
 
-def streaming() -> PipelineConfig:
-    one = StageConfig(
-        name="one",
-        process="a",
-        factory="three_stages.Chunks",
-        factory_args=MESSAGES,
-        next="two",
-        stream_to=["two"],
-    )
-    two = StageConfig(
-        name="two",
-        process="b",
-        factory="three_stages.Collect",
-        factory_args=MESSAGES,
-        terminal=True,
-        can_accept_stream_before_payload=True,
-    )
-    return PipelineConfig(model_path="none", stages=[one, two])
+def pipeline(stages: list[StageConfig]) -> PipelineConfig:
+    return PipelineConfig(model_path="none", stages=stages)
 
 
 async def requests(name: str, peer: Peer) -> list[Result]:
     processes, nbytes, clients = PIPELINES[name]
     count = 20 if nbytes else 200
-    async with MultiProcessPipelineRunner(three_stages(processes, nbytes)) as runner:
+    linked = partial(make, relay=RelayConfig(slot_size_mb=64, credits=4))
+    config = pipeline(three_stages(linked, processes, nbytes))
+    async with MultiProcessPipelineRunner(config) as runner:
         load = Load(runner.coordinator)
         await peer.block("open_pipeline", name)()
         latency = [lambda: load.latency(count), peer.block("latency", count)]
@@ -93,7 +68,7 @@ async def streams(peer: Peer) -> list[Result]:
     """Chunks are tensors, as the peer's must be; ours may as well be any object, so bytes are there too."""
     must, aim, must_rate, aim_rate = GOALS[STREAM]
     results = []
-    async with MultiProcessPipelineRunner(streaming()) as runner:
+    async with MultiProcessPipelineRunner(pipeline(streaming(make, MESSAGES))) as runner:
         load = Load(runner.coordinator)
         await peer.block("open_pipeline", STREAM)()
         for content in ("tensor", "bytes"):

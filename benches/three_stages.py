@@ -11,6 +11,7 @@ import importlib
 import itertools
 import queue
 import time
+from collections.abc import Callable
 from typing import Any
 
 from measure import MIB, Samples
@@ -25,6 +26,28 @@ PIPELINES = {
     "own processes, 16 MiB tensor": (("a", "b", "c"), 16 * MIB, 4),
     "one process": (("a", "a", "a"), 0, 64),
 }
+
+# Makes a stage of this module: its name, process and factory, the factory's arguments, and further fields.
+MakeStage = Callable[..., Any]
+
+
+def three_stages(make: MakeStage, processes: tuple[str, str, str], nbytes: int) -> list[Any]:
+    """The stages of requests that carry a tensor of ``nbytes``."""
+    a, b, c = processes
+    return [
+        make("one", a, "create_pass", {"nbytes": nbytes}, next="two"),
+        make("two", b, "create_pass", next="three"),
+        make("three", c, "create_finish", terminal=True),
+    ]
+
+
+def streaming(make: MakeStage, messages: str) -> list[Any]:
+    """The stages of streams of chunks. ``messages`` is the module of the package's scheduler messages."""
+    args = {"messages": messages}
+    return [
+        make("one", "a", "Chunks", args, next="two", stream_to=["two"]),
+        make("two", "b", "Collect", args, terminal=True, can_accept_stream_before_payload=True),
+    ]
 
 
 def create_pass(nbytes: int = 0) -> SimpleScheduler:
