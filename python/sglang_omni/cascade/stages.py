@@ -6,17 +6,15 @@ import logging
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from sglang_omni.cascade.connection import PartConnection
 from sglang_omni.cascade.part import PartConfig, PartName
+from sglang_omni.models.decoder_args import ChatArgs
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.async_scheduler import AsyncScheduler
 from sglang_omni.scheduling.event_loop import EventLoopThread
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
-
-if TYPE_CHECKING:
-    from sglang_omni.answers.chat import ChatPrompts
 
 
 def create_transcribe(
@@ -24,11 +22,8 @@ def create_transcribe(
     *,
     part: Mapping[str, Any],
     takes_messages: bool = False,
-    context_length: int | None = None,
-    chat_template: str | None = None,
-    tool_call_parser: str | None = None,
-    reasoning_parser: str | None = None,
     cache_size: int = 256,
+    **args: Unpack[ChatArgs],
 ) -> AsyncScheduler:
     """The stage from audio to transcripts, and for a chat to what the thinker takes.
 
@@ -36,15 +31,14 @@ def create_transcribe(
         model_path: The thinker's checkpoint.
         part: The fields of a ``PartConfig``.
         takes_messages: Whether the thinker takes messages, for a prompt of its own.
-        context_length, chat_template, tool_call_parser, reasoning_parser: As for the thinker of speech-chat.
         cache_size: Number of a conversation's clips whose transcripts are kept.
+        args: How prompts are made.
     """
     from sglang_omni.cascade.hearing import RemoteHearing
-    from sglang_omni.models.speech_chat.stages import chat_prompts
+    from sglang_omni.models.prompts import chat_prompts
+    from sglang_omni.models.speech_chat.stages import checkpoint_directory
 
-    chats: ChatPrompts | None = None
-    if not takes_messages:
-        chats = chat_prompts(model_path, context_length, chat_template, tool_call_parser, reasoning_parser)
+    chats = None if takes_messages else chat_prompts(checkpoint_directory(model_path), args)
     thread, connection = _connected("asr", part)
     hearing = RemoteHearing(connection, chats, cache_size=cache_size)
     return _scheduler(hearing.hear, thread, connection)

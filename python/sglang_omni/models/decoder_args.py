@@ -78,3 +78,21 @@ class LanguageModelArgs(ThinkerArgs, total=False):
     """
 
     prefill_cuda_graph: bool | None
+
+
+class ChatArgs(TypedDict, total=False):
+    """Of a stage that makes prompts of messages.
+
+    Attributes:
+        context_length: A shorter context than the checkpoint's.
+        chat_template: The file of a template to take instead of the checkpoint's.
+        tool_call_parser: The name of the format in which the model writes calls of tools; None for the one
+            that its chat template tells.
+        reasoning_parser: The name of the marks around what the model thinks, or ``"none"`` to leave them in
+            the answer; None for those that its chat template tells.
+    """
+
+    context_length: int | None
+    chat_template: str | None
+    tool_call_parser: str | None
+    reasoning_parser: str | None

@@ -1,8 +1,8 @@
-"""The tokenizer and chat template of a pipeline, for the server's own routes."""
+"""The tokenizer and chat template of a pipeline, for its stages and for the server's own routes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,13 @@ def prompts_of(config: PipelineConfig, checkpoint: str | Path, *, of_processor: 
     Raises:
         FileNotFoundError, ValueError: As for ``PromptEncoder`` and ``ChatPrompts``.
     """
-    args = _args_of(config)
+    return chat_prompts(checkpoint, _args_of(config), of_processor=of_processor)
+
+
+def chat_prompts(
+    checkpoint: str | Path, args: Mapping[str, Any], *, of_processor: bool = False
+) -> ChatPrompts:
+    """What makes prompts, by the ``ChatArgs`` among ``args``; errors are those of ``prompts_of``."""
     return ChatPrompts(
         PromptEncoder(
             checkpoint,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 import numpy as np
 
-from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.answers.reader import Reading
+from sglang_omni.models.decoder_args import ChatArgs
 from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
 from sglang_omni.models.multimodal.media import Media, MediaLimits, MediaReader, VideoOptions
 from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
 from sglang_omni.models.multimodal.positions import MediaRules, position_limits
+from sglang_omni.models.prompts import chat_prompts
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.messages import MediaKind, parse_messages, with_parts
 from sglang_omni.preprocessing.request import (
@@ -24,7 +25,6 @@ from sglang_omni.preprocessing.request import (
     task_of,
     without_inputs,
 )
-from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 _INPUTS = ("messages", "prompt", "prompt_token_ids")
@@ -63,20 +63,13 @@ class MediaPreprocessor(Generic[Rules]):
         limits: MediaLimits | None = None,
         takes: Collection[MediaKind] = MEDIA_KINDS,
         video_fps: float | None = None,
-        context_length: int | None = None,
         allowed_media_hosts: Collection[str] = (),
-        chat_template: str | None = None,
-        tool_call_parser: str | None = None,
-        reasoning_parser: str | None = None,
+        **chat: Unpack[ChatArgs],
     ) -> None:
-        prompts = PromptEncoder(
-            checkpoint.path, context_length=context_length, chat_template=chat_template, of_processor=True
-        )
+        self._chats = chat_prompts(checkpoint.path, chat, of_processor=True)
+        prompts = self._chats.prompts
         rules = self.rules_class.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._prompts = prompts
-        self._chats = ChatPrompts(
-            prompts, tool_call_parser=tool_call_parser, reasoning_parser=reasoning_parser
-        )
         # Used only for videos with sound.
         self._audio_end = prompts.tokenizer.token_to_id(self.audio_end) or 0
         self._rules = rules

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-from sglang_omni.models.decoder_args import DecoderArgs, ThinkerArgs
+from sglang_omni.models.decoder_args import ChatArgs, DecoderArgs, ThinkerArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import loading
 from sglang_omni.models.multimodal.memory import CPU_TALKER_TOKENS, CPU_THINKER_TOKENS
@@ -23,7 +22,7 @@ _THINKER = DecoderDefaults(16, CPU_THINKER_TOKENS, 512)
 _TALKER = DecoderDefaults(16, CPU_TALKER_TOKENS, 512)
 
 
-class PreprocessArgs(TypedDict, total=False):
+class PreprocessArgs(ChatArgs, total=False):
     """Of the preprocess stage.
 
     Attributes:
@@ -33,10 +32,8 @@ class PreprocessArgs(TypedDict, total=False):
         max_item_bytes: Limit of a medium's encoded size.
         max_image_pixels: Limit of width times height of an image.
         max_decode_seconds: Limit of the time to fetch and decode a medium.
-        context_length: A shorter context than the checkpoint's.
         allowed_media_hosts: Hosts of media URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
             allows all.
-        chat_template, tool_call_parser, reasoning_parser: As for the stages of a text model.
     """
 
     speech: bool
@@ -47,11 +44,7 @@ class PreprocessArgs(TypedDict, total=False):
     max_item_bytes: int
     max_image_pixels: int
     max_decode_seconds: float
-    context_length: int | None
     allowed_media_hosts: Sequence[str]
-    chat_template: str | None
-    tool_call_parser: str | None
-    reasoning_parser: str | None
 
 
 class OmniThinkerArgs(ThinkerArgs, total=False):
@@ -92,6 +85,7 @@ def preprocess_stage(
 
     checkpoint = family.checkpoint.from_dir(model_path)
     has_talker = args.get("speech", True)
+    chat: dict[str, Any] = {name: args.get(name) for name in ChatArgs.__optional_keys__}
     with loading("the processors of text and media"):
         preprocessor = family.preprocessor(
             checkpoint,
@@ -106,11 +100,8 @@ def preprocess_stage(
             ),
             takes=args.get("media", ("image", "audio", "video")),
             video_fps=video_fps,
-            context_length=args.get("context_length"),
             allowed_media_hosts=args.get("allowed_media_hosts", ()),
-            chat_template=args.get("chat_template"),
-            tool_call_parser=args.get("tool_call_parser"),
-            reasoning_parser=args.get("reasoning_parser"),
+            **chat,
         )
 
     def preprocess(payload: StagePayload, aborted: Callable[[], bool]) -> StagePayload:
@@ -134,9 +125,7 @@ def thinker_stage(
     """The stage from tokens and media to the answer, in text pieces while it is written."""
     from sglang_omni.answers.parsers import load_parsers
     from sglang_omni.engines.build import build_engine
-    from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.preprocessing.text import load_tokenizer
-    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     load_parsers(tool_call_parser, reasoning_parser)
     checkpoint = family.checkpoint.from_dir(model_path)
@@ -149,13 +138,7 @@ def thinker_stage(
         built = build_engine(engine, family.thinker_decoder(checkpoint, for_speech=speech), options)
         tokenizer = load_tokenizer(checkpoint.path)
     thinker = family.thinker(checkpoint, tokenizer, built.config, options.device)
-    return OmniScheduler(
-        built,
-        thinker.build_request,
-        thinker.result,
-        thinker.stream,
-        warm_up_requests=partial(text_requests, built),
-    )
+    return thinker.scheduler(built)
 
 
 def decode_stage() -> SimpleScheduler:

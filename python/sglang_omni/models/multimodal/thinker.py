@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,16 +16,16 @@ from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
 from sglang_omni.models.multimodal.joining import EmbeddingMerge
 from sglang_omni.models.multimodal.payloads import ThinkerInput
 from sglang_omni.models.multimodal.request import thinker_sampling
-from sglang_omni.models.text_answer import AnswerTexts, new_text, text_chunks, written
-from sglang_omni.models.token_logprobs import all_logprobs, constrained, grammars_for, with_logprobs
+from sglang_omni.models.text_answer import new_text, text_chunks
+from sglang_omni.models.thinker import Thinker
+from sglang_omni.models.token_logprobs import constrained, with_logprobs
 from sglang_omni.preprocessing.request import answers_in_speech
-from sglang_omni.preprocessing.token_bytes import TokenBytes
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 
-class MediaThinker(ABC):
-    """The callbacks of the stage's ``OmniScheduler``: from ``ThinkerInput`` to the results of ``written``.
+class MediaThinker(Thinker):
+    """A ``Thinker`` from ``ThinkerInput``.
 
     Args:
         tokenizer: The checkpoint's.
@@ -40,12 +40,10 @@ class MediaThinker(ABC):
         config: DecoderConfig,
         device: str = "cpu",
     ) -> None:
+        super().__init__(tokenizer, config)
         self._checkpoint = checkpoint
         self._config = config
-        self._texts = AnswerTexts(tokenizer)
         self._media = EmbeddingMerge(checkpoint.tokens, device)
-        self._token_bytes = TokenBytes(tokenizer)
-        self._grammars = grammars_for(self._token_bytes, config)
 
     @abstractmethod
     def _state(self, payload: StagePayload, data: ThinkerInput) -> ThinkerState | None:
@@ -94,7 +92,3 @@ class MediaThinker(ABC):
             spoken = self._for_talker(request, new_token_ids)
             messages.append(OutgoingMessage(request.request_id, "stream", spoken, "talker"))
         return messages
-
-    def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        data = {**written(request), **all_logprobs(request, self._token_bytes)}
-        return StagePayload(payload.request_id, payload.request, data)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from sglang_omni.models.decoder_args import LanguageModelArgs
+from sglang_omni.models.decoder_args import ChatArgs, LanguageModelArgs
 from sglang_omni.models.loading import available_cores, loading
+from sglang_omni.models.prompts import chat_prompts
 from sglang_omni.models.speech_chat.config import BUNDLED
 from sglang_omni.preprocessing.request import task_of, wants_stream
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 
 if TYPE_CHECKING:
-    from sglang_omni.answers.chat import ChatPrompts
     from sglang_omni.engines.options import EngineKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
     from sglang_omni.scheduling.turns import SchedulePolicy
@@ -30,13 +29,10 @@ def create_preprocess(
     max_speech_chars: int = 16_384,
     max_decode_seconds: float = 30.0,
     allowed_media_hosts: Sequence[str] = (),
-    context_length: int | None = None,
-    chat_template: str | None = None,
-    tool_call_parser: str | None = None,
-    reasoning_parser: str | None = None,
     takes_messages: bool = False,
     hears: bool = True,
     speaks: bool = True,
+    **args: Unpack[ChatArgs],
 ) -> SimpleScheduler:
     """The stage from inputs to token ids, audio samples or text to speak.
 
@@ -49,19 +45,16 @@ def create_preprocess(
         max_decode_seconds: Limit of the time to fetch and decode a clip.
         allowed_media_hosts: Hosts of audio URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
             allows all.
-        context_length: A shorter context than the checkpoint's.
-        chat_template, tool_call_parser, reasoning_parser: As for the stages of a text model.
         takes_messages: Whether the thinker takes messages, for a prompt of its own.
         hears, speaks: Whether the bundled models do; another checks languages and voices itself.
+        args: How prompts are made.
     """
     from sglang_omni.models.speech_chat.preprocess import Limits, SpeechChatPreprocessor
 
     limits = Limits(
         max_audio_seconds, max_total_audio_seconds, max_audio_bytes, max_speech_chars, max_decode_seconds
     )
-    chats = None
-    if not takes_messages:
-        chats = chat_prompts(model_path, context_length, chat_template, tool_call_parser, reasoning_parser)
+    chats = None if takes_messages else chat_prompts(checkpoint_directory(model_path), args)
     # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(
         SpeechChatPreprocessor(chats, limits, allowed_media_hosts, hears=hears, speaks=speaks),
@@ -78,12 +71,9 @@ def create_transcribe(
     cache_size: int = 256,
     max_recording_seconds: float = 14_400.0,
     max_decode_seconds: float = 30.0,
-    context_length: int | None = None,
-    chat_template: str | None = None,
-    tool_call_parser: str | None = None,
-    reasoning_parser: str | None = None,
     takes_messages: bool = False,
     schedule_policy: SchedulePolicy = "deadline",
+    **args: Unpack[ChatArgs],
 ) -> StreamScheduler:
     """The stage from audio to transcripts, and for a chat to token ids.
 
@@ -94,11 +84,10 @@ def create_transcribe(
         cache_size: Number of a conversation's clips whose transcripts are kept.
         max_recording_seconds: Limit of the length of a recording to transcribe.
         max_decode_seconds: Limit of the time to decode half a minute of it.
-        context_length: A shorter context than the checkpoint's.
-        chat_template, tool_call_parser, reasoning_parser: As for the stages of a text model.
         takes_messages: As for the preprocess stage.
         schedule_policy: ``"deadline"`` hears questions before recordings to transcribe, ``"fcfs"`` lets
             requests take turns.
+        args: As for the preprocess stage.
     """
     from sglang_omni.models.speech_chat.components.whisper import Whisper
     from sglang_omni.models.speech_chat.transcribe import Recognizer, RecordingLimits, TranscribeSession
@@ -107,9 +96,7 @@ def create_transcribe(
         whisper = Whisper(num_threads=num_threads or available_cores(), beam_size=beam_size)
     recognizer = Recognizer(whisper, cache_size)
     limits = RecordingLimits(max_recording_seconds, max_decode_seconds)
-    chats = None
-    if not takes_messages:
-        chats = chat_prompts(model_path, context_length, chat_template, tool_call_parser, reasoning_parser)
+    chats = None if takes_messages else chat_prompts(checkpoint_directory(model_path), args)
     return StreamScheduler(
         lambda: TranscribeSession(recognizer, chats, limits),
         expects_stream=lambda payload: False,
@@ -138,12 +125,10 @@ def create_thinker(
         args: Of its engine.
     """
     from sglang_omni.answers.parsers import load_parsers
-    from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.speech_chat.thinker import SpeechChatThinker
     from sglang_omni.models.text.stages import load_engine
     from sglang_omni.models.text.thinker import sampling_defaults
     from sglang_omni.preprocessing.text import load_tokenizer
-    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     load_parsers(tool_call_parser, reasoning_parser)
     checkpoint = checkpoint_directory(model_path)
@@ -151,13 +136,7 @@ def create_thinker(
     thinker = SpeechChatThinker(
         load_tokenizer(checkpoint), sampling_defaults(checkpoint, max_new_tokens), built.config
     )
-    return OmniScheduler(
-        built,
-        thinker.build_request,
-        thinker.result,
-        thinker.stream,
-        warm_up_requests=partial(text_requests, built),
-    )
+    return thinker.scheduler(built)
 
 
 def create_decode() -> SimpleScheduler:
@@ -205,23 +184,3 @@ def checkpoint_directory(model_path: str) -> Path:
             f"or {BUNDLED!r} for the bundled model"
         )
     return directory
-
-
-def chat_prompts(
-    model_path: str,
-    context_length: int | None,
-    chat_template: str | None,
-    tool_call_parser: str | None,
-    reasoning_parser: str | None,
-) -> ChatPrompts:
-    """What makes the thinker's prompts; the arguments are those of the stages."""
-    from sglang_omni.answers.chat import ChatPrompts
-    from sglang_omni.preprocessing.text import PromptEncoder
-
-    return ChatPrompts(
-        PromptEncoder(
-            checkpoint_directory(model_path), context_length=context_length, chat_template=chat_template
-        ),
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
-    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sglang_omni.engines import EngineRequest
 from sglang_omni.models.text.thinker import TextThinker
-from sglang_omni.models.text_answer import new_text, text_chunks, written
-from sglang_omni.models.token_logprobs import all_logprobs, with_logprobs
+from sglang_omni.models.text_answer import new_text, text_chunks
+from sglang_omni.models.token_logprobs import with_logprobs
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
@@ -25,6 +25,5 @@ class SpeechChatThinker(TextThinker):
         return with_logprobs(messages, request, self._token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        told = all_logprobs(request, self._token_bytes)
-        data = {**written(request), **told, "input_transcript": payload.data.get("input_transcript")}
+        data = {**self._written(request), "input_transcript": payload.data.get("input_transcript")}
         return StagePayload(payload.request_id, payload.request, data)

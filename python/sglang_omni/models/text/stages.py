@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sglang_omni.models.decoder_args import LanguageModelArgs
+from sglang_omni.models.decoder_args import ChatArgs, LanguageModelArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import loading
 from sglang_omni.models.memory import CPU_TOKENS, text_model_demand
+from sglang_omni.models.prompts import chat_prompts
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
@@ -21,36 +21,18 @@ if TYPE_CHECKING:
 _DEFAULTS = DecoderDefaults(16, CPU_TOKENS, 512)
 
 
-def create_preprocess(
-    model_path: str,
-    *,
-    context_length: int | None = None,
-    chat_template: str | None = None,
-    tool_call_parser: str | None = None,
-    reasoning_parser: str | None = None,
-) -> SimpleScheduler:
+def create_preprocess(model_path: str, **args: Unpack[ChatArgs]) -> SimpleScheduler:
     """The stage from messages or a prompt to token ids.
 
     Args:
         model_path: Directory of a checkpoint, for its tokenizer and chat template.
-        context_length: A shorter context than the checkpoint's.
-        chat_template: The file of a template to take instead of the checkpoint's.
-        tool_call_parser: The name of the format in which the model writes calls of tools; None for the one
-            that its chat template tells.
-        reasoning_parser: The name of the marks around what the model thinks, or ``"none"`` to leave them in
-            the answer; None for those that its chat template tells.
+        args: How prompts are made.
     """
-    from sglang_omni.answers.chat import ChatPrompts
     from sglang_omni.models.text.preprocess import TextPreprocessor
-    from sglang_omni.preprocessing.text import PromptEncoder
 
-    chats = ChatPrompts(
-        PromptEncoder(model_path, context_length=context_length, chat_template=chat_template),
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
-    )
+    preprocessor = TextPreprocessor(chat_prompts(model_path, args))
     # Tokenizing releases the interpreter's lock: a long request does not delay a short one.
-    return SimpleScheduler(TextPreprocessor(chats), max_concurrency=4, sees_abort=True)
+    return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
 
 
 def create_thinker(
@@ -78,10 +60,8 @@ def create_thinker(
         FileNotFoundError, ValueError: The checkpoint or an option is wrong, or no engine knows the model.
     """
     from sglang_omni.answers.parsers import load_parsers
-    from sglang_omni.engines.warm_up import text_requests
     from sglang_omni.models.text.thinker import TextThinker, sampling_defaults
     from sglang_omni.preprocessing.text import load_tokenizer
-    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     load_parsers(tool_call_parser, reasoning_parser)
     adapters = dict(lora_paths or {})
@@ -91,13 +71,7 @@ def create_thinker(
     thinker = TextThinker(
         load_tokenizer(model_path), sampling_defaults(Path(model_path)), built.config, adapters
     )
-    return OmniScheduler(
-        built,
-        thinker.build_request,
-        thinker.result,
-        thinker.stream,
-        warm_up_requests=partial(text_requests, built),
-    )
+    return thinker.scheduler(built)
 
 
 def load_engine(

@@ -11,18 +11,11 @@ from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.model_runner.config import DecoderConfig
-from sglang_omni.models.text_answer import (
-    AnswerTexts,
-    answer_params,
-    new_text,
-    text_chunks,
-    text_result,
-    written,
-)
-from sglang_omni.models.token_logprobs import all_logprobs, constrained, grammars_for, with_logprobs
+from sglang_omni.models.text_answer import answer_params, new_text, text_chunks, text_result
+from sglang_omni.models.thinker import Thinker
+from sglang_omni.models.token_logprobs import constrained, with_logprobs
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.text import read_json
-from sglang_omni.preprocessing.token_bytes import TokenBytes
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
@@ -30,9 +23,9 @@ from sglang_omni.scheduling.messages import OutgoingMessage
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class TextThinker:
-    """The callbacks of the stage's ``OmniScheduler``: from ``{"prompt_token_ids": [int]}``, perhaps with
-    a ``reading``, to the caller's result of a text answer.
+class TextThinker(Thinker):
+    """A ``Thinker`` from ``{"prompt_token_ids": [int]}``, perhaps with a ``reading``, to the caller's result
+    of a text answer.
 
     Args:
         tokenizer: The checkpoint's.
@@ -48,11 +41,9 @@ class TextThinker:
         config: DecoderConfig,
         adapters: Iterable[str] = (),
     ) -> None:
-        self._texts = AnswerTexts(tokenizer)
+        super().__init__(tokenizer, config)
         self._adapters = frozenset(adapters)
         self._sampling_defaults = dict(sampling_defaults)
-        self._token_bytes = TokenBytes(tokenizer)
-        self._grammars = grammars_for(self._token_bytes, config)
 
     def build_request(self, payload: StagePayload) -> EngineRequest | Future[EngineRequest]:
         """
@@ -87,8 +78,7 @@ class TextThinker:
         return with_logprobs(text_chunks(payload, new_text(request)), request, self._token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        data = {**written(request), **all_logprobs(request, self._token_bytes)}
-        return StagePayload(payload.request_id, payload.request, text_result(data))
+        return StagePayload(payload.request_id, payload.request, text_result(self._written(request)))
 
 
 def sampling_defaults(checkpoint: Path, max_new_tokens: int | None = None) -> dict[str, Any]:
