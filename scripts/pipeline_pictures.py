@@ -8,7 +8,7 @@ from sglang_omni.config import PipelineConfig
 from sglang_omni.config.draw.graph import pipeline_graph
 from sglang_omni.config.draw.svg import draw_svg
 from sglang_omni.config.plan.pipeline import plan_pipeline
-from sglang_omni.models.multimodal.pipelines import place_on_gpus
+from sglang_omni.models.omni.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import published_vocabularies
 from published_listings import LEFT
 
-from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer
+from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import CHAT_TEMPLATE

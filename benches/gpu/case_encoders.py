@@ -12,8 +12,8 @@ import torch
 from bench import Bench
 from safetensors.torch import save_file
 
-from sglang_omni.models.multimodal.audio_tower import AudioEncoder
-from sglang_omni.models.multimodal.reference import Qwen3OmniMoeAudioEncoder, Qwen3OmniMoeAudioEncoderConfig
+from sglang_omni.models.omni.audio_tower import AudioEncoder
+from sglang_omni.models.omni.reference import Qwen3OmniMoeAudioEncoder, Qwen3OmniMoeAudioEncoderConfig
 from sglang_omni.models.qwen3_omni.components.reference import (
     Qwen3OmniMoeVisionEncoder,
     Qwen3OmniMoeVisionEncoderConfig,

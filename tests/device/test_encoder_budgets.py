@@ -11,7 +11,7 @@ from fake_cuda import DEVICE, Step, fake_gpu
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
-from sglang_omni.models.multimodal import audio_tower, vision_tower
+from sglang_omni.models.omni import audio_tower, vision_tower
 from sglang_omni.models.qwen3_omni.components import vision
 
 VISION = {

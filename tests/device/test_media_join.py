@@ -9,8 +9,8 @@ import torch
 from fake_cuda import DEVICE, Step, fake_gpu
 
 from sglang_omni.model_runner import media
-from sglang_omni.models.multimodal import joining
-from sglang_omni.models.multimodal.joining import EmbeddingMerge
+from sglang_omni.models.omni import embedding_merge as joining
+from sglang_omni.models.omni.embedding_merge import EmbeddingMerge
 from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 
 TOKENS = TokenIds(audio=7, image=8, video=9)

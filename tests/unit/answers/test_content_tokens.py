@@ -20,7 +20,7 @@ from sglang_omni.answers.reader import Reading
 from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
 from sglang_omni.model_runner.media import ThinkerState
-from sglang_omni.models.multimodal.thinker import MediaThinker
+from sglang_omni.models.omni.thinker import MediaThinker
 from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
 from sglang_omni.models.qwen2_5_omni.thinker import Qwen25Thinker
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint

@@ -24,7 +24,7 @@ from sglang_omni.config import (
 from sglang_omni.config.factories.factory_args import complete_factory_args
 from sglang_omni.config.factories.overrides import override_stage
 from sglang_omni.config.imports import inspect_path
-from sglang_omni.models.multimodal.pipelines import place_on_gpus
+from sglang_omni.models.omni.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniColocatedPipelineConfig,
     Qwen3OmniPipelineConfig,

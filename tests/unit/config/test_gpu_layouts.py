@@ -29,7 +29,7 @@ from sglang_omni.gpus import (
     visible_devices,
     visible_gpus,
 )
-from sglang_omni.models.multimodal.pipelines import place_on_gpus
+from sglang_omni.models.omni.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.pipeline.processes.environment import process_environment, refuse_missing_gpus
 from sglang_omni.pipeline.processes.local import LocalLauncher

@@ -25,8 +25,8 @@ from sglang_omni.config.factories.overrides import override_stage, override_stag
 from sglang_omni.config.plan.memory import CONTEXT_BYTES, fit_memory, plan_memory
 from sglang_omni.config.plan.memory_plan import GIB, refusal
 from sglang_omni.config.plan.weights import loaded_bytes, tensor_sizes
-from sglang_omni.models.multimodal.memory import MAX_JOINED_BYTES
-from sglang_omni.models.multimodal.pipelines import place_on_gpus
+from sglang_omni.models.omni.memory import MAX_JOINED_BYTES
+from sglang_omni.models.omni.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniColocatedPipelineConfig,
     Qwen3OmniPipelineConfig,

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from sglang_omni import cli
 from sglang_omni.config.plan.memory import fit_memory
-from sglang_omni.models.multimodal.request import requested_voice, thinker_sampling
+from sglang_omni.models.omni.request import requested_voice, thinker_sampling
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
 from sglang_omni.models.qwen2_5_omni.components.shapes import thinker_config
 from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sglang_omni.models.multimodal import packed_attention as packed
+from sglang_omni.models.omni import packed_attention as packed
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 LENGTHS = [5, 5, 5, 12, 1, 5, 7, 7]

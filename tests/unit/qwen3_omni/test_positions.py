@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_omni.models.multimodal.payloads import MediaShape
+from sglang_omni.models.omni.payloads import MediaShape
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.positions import PositionRules, interleave
 

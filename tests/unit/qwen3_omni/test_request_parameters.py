@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_checkpoint_settings import CONFIG
 
-from sglang_omni.models.multimodal.request import requested_voice, talker_sampling, thinker_sampling
+from sglang_omni.models.omni.request import requested_voice, talker_sampling, thinker_sampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.family import FAMILY
 from sglang_omni.models.qwen3_omni.request import code2wav_chunking

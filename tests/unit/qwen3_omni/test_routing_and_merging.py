@@ -10,9 +10,9 @@ import torch
 from sglang_omni.config import validate_config
 from sglang_omni.config.plan.pipeline import plan_pipeline
 from sglang_omni.model_runner.media import ThinkerState
-from sglang_omni.models.multimodal import decode, joining, routing
-from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
-from sglang_omni.models.multimodal.pipelines import place_on_gpus
+from sglang_omni.models.omni import decode, embedding_merge, routing
+from sglang_omni.models.omni.payloads import MediaShape, Prompt
+from sglang_omni.models.omni.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniColocatedPipelineConfig,
@@ -118,7 +118,7 @@ def visual(first: int, count: int) -> dict[str, Any]:
 
 
 def joined(data: Any) -> ThinkerState:
-    state = joining.EmbeddingMerge(TOKENS).state(data, wants_hidden=False)
+    state = embedding_merge.EmbeddingMerge(TOKENS).state(data, wants_hidden=False)
     assert state is not None
     return state
 
@@ -126,7 +126,7 @@ def joined(data: Any) -> ThinkerState:
 def test_rows_come_in_the_order_of_the_prompt_whatever_their_kind() -> None:
     # A video's rows interleaved with its sound's, between two images and before another clip.
     ids = [1, 8, 8, 2, 9, 7, 9, 7, 3, 8, 7]
-    merged = joining.merge_sources(
+    merged = embedding_merge.merge_sources(
         {
             "audio_encoder": payload({"audios": [{"embeds": rows(40, 2)}, {"embeds": rows(50, 1)}]}),
             "image_encoder": payload({"visuals": [visual(10, 2), visual(20, 1), visual(30, 2)]}),
@@ -156,7 +156,10 @@ def test_a_single_picture_is_not_copied() -> None:
 
 
 def test_a_text_prompt_carries_no_media() -> None:
-    assert joining.EmbeddingMerge(TOKENS).state(cast(Any, prompt([1, 2], shape())), wants_hidden=True) is None
+    assert (
+        embedding_merge.EmbeddingMerge(TOKENS).state(cast(Any, prompt([1, 2], shape())), wants_hidden=True)
+        is None
+    )
 
 
 def test_sound_alone_has_no_visual_rows() -> None:

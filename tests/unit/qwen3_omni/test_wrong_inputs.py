@@ -20,7 +20,7 @@ from sample_media import (
     video_part,
 )
 
-from sglang_omni.models.multimodal.media import MediaLimits
+from sglang_omni.models.omni.media import MediaLimits
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
 from sglang_omni.preprocessing.video import VideoLimits

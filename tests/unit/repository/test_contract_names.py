@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sglang_omni.config import load_config
+from sglang_omni.config.imports import import_string
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniColocatedPipelineConfig
 from sglang_omni.pipeline import stage_workers
 from sglang_omni.pipeline.stage.runtime import Stage
@@ -98,6 +99,27 @@ def test_a_file_may_name_the_colocated_config_as_the_description_does(tmp_path: 
     loaded = load_config(file)
     assert type(loaded) is Qwen3OmniColocatedPipelineConfig
     assert {stage.process for stage in loaded.stages} == {"all"}
+
+
+@pytest.mark.parametrize(
+    ("saved", "now"),
+    [
+        ("routing.after_preprocess", "routing.after_preprocess"),
+        ("routing.terminal_stages", "routing.terminal_stages"),
+        ("joining.merge_sources", "embedding_merge.merge_sources"),
+        ("decode.merge_sources", "decode.merge_sources"),
+    ],
+)
+def test_functions_that_saved_configs_of_omni_models_name_are_still_there(saved: str, now: str) -> None:
+    old, new = f"sglang_omni.models.multimodal.{saved}", f"sglang_omni.models.omni.{now}"
+    assert import_string(old) is import_string(new)
+
+
+def test_every_route_and_projection_of_saved_configs_is_still_there() -> None:
+    old, new = (import_module(f"sglang_omni.models.{room}.routing") for room in ("multimodal", "omni"))
+    named = [name for name in vars(new) if name.startswith(("after_", "sources_", "terminal_", "to_"))]
+    assert len(named) == 9
+    assert all(getattr(old, name) is getattr(new, name) for name in [*named, "thinker_stream_ends"])
 
 
 def test_a_wrong_name_of_a_path_is_an_attribute_error() -> None:

@@ -199,7 +199,7 @@ def test_insides_of_models_in_transformers_are_imported_in_one_file_a_room() -> 
         for _, dotted, _ in imports(path)
         if dotted.startswith("transformers.models.")
     }
-    rooms = ("multimodal", "qwen2_5_omni/components", "qwen3_omni/components")
+    rooms = ("omni", "qwen2_5_omni/components", "qwen3_omni/components")
     assert found == {f"models/{room}/reference.py" for room in rooms}
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.gpus import Gpu
-from sglang_omni.models.multimodal import pipelines
+from sglang_omni.models.omni import pipelines
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.request_params import REQUEST_PARAMS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.multimodal.family import OmniFamily
+from sglang_omni.models.omni.family import OmniFamily
 from sglang_omni.models.qwen2_5_omni.components.audio import WindowedAudioEncoder
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.decoders import talker_decoder, thinker_decoder

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.media import SAMPLE_RATE, MediaReader, content_key
-from sglang_omni.models.multimodal.payloads import AudioInput
+from sglang_omni.models.omni.media import SAMPLE_RATE, MediaReader, content_key
+from sglang_omni.models.omni.payloads import AudioInput
 from sglang_omni.models.qwen2_5_omni.positions import Qwen25PositionRules
 from sglang_omni.proto import RequestError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.weights import loaded_bytes, tensor_sizes
-from sglang_omni.models.multimodal.memory import LIBRARIES, StageDemands
+from sglang_omni.models.omni.memory import LIBRARIES, StageDemands
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.shapes import talker_config, thinker_config
 

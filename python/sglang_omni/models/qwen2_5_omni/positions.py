@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
-from sglang_omni.models.multimodal.checkpoint import MediaTokens
-from sglang_omni.models.multimodal.payloads import MediaShape
-from sglang_omni.models.multimodal.positions import MediaRules, Positions
+from sglang_omni.models.omni.checkpoint import MediaTokens
+from sglang_omni.models.omni.payloads import MediaShape
+from sglang_omni.models.omni.positions import MediaRules, Positions
 
 
 @dataclass(frozen=True)

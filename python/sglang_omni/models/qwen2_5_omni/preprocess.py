@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_omni.models.multimodal.preprocess import MediaPreprocessor
+from sglang_omni.models.omni.preprocess import MediaPreprocessor
 from sglang_omni.models.qwen2_5_omni.media import Qwen25MediaReader
 from sglang_omni.models.qwen2_5_omni.positions import Qwen25PositionRules
 from sglang_omni.preprocessing.request import answers_in_speech

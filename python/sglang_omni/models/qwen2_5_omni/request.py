@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.models.multimodal import request as request_params
+from sglang_omni.models.omni import request as request_params
 from sglang_omni.models.qwen2_5_omni.request_params import CODE2WAV
 from sglang_omni.proto import OmniRequest, RequestError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.multimodal.request_params import request_params_with
+from sglang_omni.models.omni.request_params import request_params_with
 from sglang_omni.preprocessing.request_params import RequestParams
 
 CODE2WAV = ("chunking", "seed")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_omni.models.multimodal.request import requested_voice
+from sglang_omni.models.omni.request import requested_voice
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import SAMPLE_RATE, Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.mel import VoiceCondition
 from sglang_omni.models.qwen2_5_omni.components.token2wav import Token2Wav

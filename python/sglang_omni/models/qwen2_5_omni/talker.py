@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from sglang_omni.engines import EngineRequest
-from sglang_omni.models.multimodal.payloads import TalkerInput
-from sglang_omni.models.multimodal.request import requested_voice, talker_sampling
-from sglang_omni.models.multimodal.talker import Talker
+from sglang_omni.models.omni.payloads import TalkerInput
+from sglang_omni.models.omni.request import requested_voice, talker_sampling
+from sglang_omni.models.omni.talker import Talker
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint
 from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
 from sglang_omni.models.qwen2_5_omni.components.voices import FILE, load_voices

@@ -68,7 +68,7 @@ def create_transcribe(
 
     from sglang_omni.engines import build_engine
     from sglang_omni.model_runner.loader import DTYPES
-    from sglang_omni.models.multimodal.audio_tower import AudioEncoder
+    from sglang_omni.models.omni.audio_tower import AudioEncoder
     from sglang_omni.models.qwen3_asr.recording_engine import RecordingEngine
     from sglang_omni.models.qwen3_asr.transcribe import Qwen3ASRTranscriber
     from sglang_omni.models.recordings.mel import MelFilters

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
+from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen3_asr.components.answer import TEXT_MARK
 from sglang_omni.models.tiny_shapes import option
 from sglang_omni.published import published_model, shrunk
@@ -167,7 +167,7 @@ def _write_weights(directory: Path, tiny: TinyQwen3ASRShape, words: WordTokenize
     import torch
     from safetensors.torch import save_file
 
-    from sglang_omni.models.multimodal.audio_tower import audio_tower
+    from sglang_omni.models.omni.audio_tower import audio_tower
     from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
 
     checkpoint = Qwen3ASRCheckpoint.from_dir(directory)

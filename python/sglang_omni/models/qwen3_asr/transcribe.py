@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.models.multimodal.payloads import AudioInput
+from sglang_omni.models.omni.payloads import AudioInput
 from sglang_omni.models.qwen3_asr.preprocess import Qwen3ASRInput
 from sglang_omni.models.qwen3_asr.recording_engine import RecordingRequest
 from sglang_omni.models.recordings.mel import MelFilters

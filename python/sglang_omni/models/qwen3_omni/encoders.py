@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from sglang_omni.models.multimodal import encoding
-from sglang_omni.models.multimodal.encoding import AudioEncoderArgs, ImageEncoderArgs
+from sglang_omni.models.omni import encoding
+from sglang_omni.models.omni.encoding import AudioEncoderArgs, ImageEncoderArgs
 
 if TYPE_CHECKING:
     from sglang_omni.engines.encoder import EncoderRequest

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.multimodal.audio_tower import AudioEncoder
-from sglang_omni.models.multimodal.family import OmniFamily
+from sglang_omni.models.omni.audio_tower import AudioEncoder
+from sglang_omni.models.omni.family import OmniFamily
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder, thinker_decoder
 from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.media import SAMPLE_RATE, MediaReader, content_key
-from sglang_omni.models.multimodal.payloads import AudioInput
+from sglang_omni.models.omni.media import SAMPLE_RATE, MediaReader, content_key
+from sglang_omni.models.omni.payloads import AudioInput
 from sglang_omni.models.qwen3_omni.positions import PositionRules
 from sglang_omni.proto import RequestError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.multimodal.preprocess import MediaPreprocessor
+from sglang_omni.models.omni.preprocess import MediaPreprocessor
 from sglang_omni.models.qwen3_omni.media import Qwen3MediaReader
 from sglang_omni.models.qwen3_omni.positions import PositionRules
 

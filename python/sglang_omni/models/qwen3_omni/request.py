@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.models.multimodal import request as request_params
-from sglang_omni.models.multimodal.request import Default
+from sglang_omni.models.omni import request as request_params
+from sglang_omni.models.omni.request import Default
 from sglang_omni.models.qwen3_omni.request_params import CODE2WAV
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking

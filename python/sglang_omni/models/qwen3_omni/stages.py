@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from sglang_omni.models.loading import available_cores, loading, placement
-from sglang_omni.models.multimodal import stages
-from sglang_omni.models.multimodal.stages import OmniThinkerArgs, PreprocessArgs, TalkerArgs
+from sglang_omni.models.omni import stages
+from sglang_omni.models.omni.stages import OmniThinkerArgs, PreprocessArgs, TalkerArgs
 from sglang_omni.models.qwen3_omni.components.checkpoint import SAMPLE_RATE, Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.memory import GPU_CODEC_FRAMES
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler

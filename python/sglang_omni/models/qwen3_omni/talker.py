@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sglang_omni.engines import EngineRequest
-from sglang_omni.models.multimodal.payloads import TalkerInput
-from sglang_omni.models.multimodal.request import requested_voice, talker_sampling
-from sglang_omni.models.multimodal.talker import Talker
+from sglang_omni.models.omni.payloads import TalkerInput
+from sglang_omni.models.omni.request import requested_voice, talker_sampling
+from sglang_omni.models.omni.talker import Talker
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.talker_prompt import talker_prompt
 from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
-from sglang_omni.models.multimodal.audio_tower import AudioEncoder
-from sglang_omni.models.multimodal.packed_attention import segments
-from sglang_omni.models.multimodal.payloads import AudioInput
+from sglang_omni.models.omni.audio_tower import AudioEncoder
+from sglang_omni.models.omni.packed_attention import segments
+from sglang_omni.models.omni.payloads import AudioInput
 from sglang_omni.models.qwen2_5_omni.positions import convolved
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint, MediaTokens
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint, MediaTokens
 from sglang_omni.models.qwen2_5_omni.components.voices import FILE, voice_names
 
 # The codec's rate in Hz, which no file of a checkpoint has.

@@ -20,7 +20,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from sglang_omni.models.multimodal.packed_attention import packed_attention
+from sglang_omni.models.omni.packed_attention import packed_attention
 
 # The encoders' ``attn_implementation``. With "flash" in the name, transformers would look for a package.
 PACKED_ATTENTION = "sglang_omni_packed"

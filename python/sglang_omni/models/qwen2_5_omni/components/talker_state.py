@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sglang_omni.models.multimodal.talker_state import TalkerState
+from sglang_omni.models.omni.talker_state import TalkerState
 
 # Rows of the talker's prompt behind the thinker's: the voice's beginning, and the answer's first token.
 START_ROWS = 2

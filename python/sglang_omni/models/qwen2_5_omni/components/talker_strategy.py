@@ -13,7 +13,7 @@ from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, Feed
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
-from sglang_omni.models.multimodal.talker_strategy import TalkerStrategy, thinker_embeddings
+from sglang_omni.models.omni.talker_strategy import TalkerStrategy, thinker_embeddings
 from sglang_omni.models.qwen2_5_omni.components.checkpoint import Qwen25OmniCheckpoint, SpeechTokens
 from sglang_omni.models.qwen2_5_omni.components.shapes import talker_config
 from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_omni.models.multimodal.packed_attention import segments
-from sglang_omni.models.multimodal.vision_tower import VisualEncoder
+from sglang_omni.models.omni.packed_attention import segments
+from sglang_omni.models.omni.vision_tower import VisualEncoder
 
 # The ``segmentation`` of layers that see a whole frame.
 _WHOLE_FRAMES = 1

@@ -115,7 +115,7 @@ class Qwen3ASRCheckpoint:
             FileNotFoundError, ValueError: A file or tensor is missing, misshapen or unknown.
         """
         from sglang_omni.model_runner.loader import Checkpoint, weights_on_meta
-        from sglang_omni.models.multimodal.audio_tower import audio_tower
+        from sglang_omni.models.omni.audio_tower import audio_tower
 
         with weights_on_meta():
             tower = audio_tower(self.audio)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.model_runner.feedback import FeedbackStrategy
-from sglang_omni.models.multimodal.decoders import decoder_of
+from sglang_omni.models.omni.decoders import decoder_of
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.shapes import talker_config, thinker_config
 

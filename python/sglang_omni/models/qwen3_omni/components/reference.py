@@ -23,7 +23,7 @@ from transformers.vision_utils import (
     get_vision_position_ids,
 )
 
-from sglang_omni.models.multimodal.reference import PACKED_ATTENTION
+from sglang_omni.models.omni.reference import PACKED_ATTENTION
 
 __all__ = [
     "PACKED_ATTENTION",

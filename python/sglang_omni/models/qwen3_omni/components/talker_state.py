@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sglang_omni.model_runner.feedback import FrameOutputs
-from sglang_omni.models.multimodal.talker_state import TalkerState
+from sglang_omni.models.omni.talker_state import TalkerState
 from sglang_omni.models.qwen3_omni.components.talker_prompt import TalkerPrompt
 
 

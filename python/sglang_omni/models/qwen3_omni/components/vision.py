@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_omni.models.multimodal.packed_attention import segments
-from sglang_omni.models.multimodal.vision_tower import VisualEncoder
+from sglang_omni.models.omni.packed_attention import segments
+from sglang_omni.models.omni.vision_tower import VisualEncoder
 
 
 class VisionEncoder(VisualEncoder):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer, write_json
+from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import TensorSpec, make_tensor, tensor_specs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.models.multimodal.tiny_tokenizer import WordTokenizer
+from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer
 from sglang_omni.models.tiny_shapes import option
 from sglang_omni.published import published_model, shrunk
 

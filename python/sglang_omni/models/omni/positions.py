@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_omni.model_runner.sequence import RotaryPositions
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint, MediaTokens
-from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint, MediaTokens
+from sglang_omni.models.omni.payloads import MediaShape, Prompt
 from sglang_omni.proto import RequestError
 
 Positions = NDArray[np.float32]

@@ -12,10 +12,10 @@ from sglang_omni.engines import EngineRequest
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.model_runner.sequence import RotaryPositions
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
-from sglang_omni.models.multimodal.joining import EmbeddingMerge
-from sglang_omni.models.multimodal.payloads import ThinkerInput
-from sglang_omni.models.multimodal.request import thinker_sampling
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint
+from sglang_omni.models.omni.embedding_merge import EmbeddingMerge
+from sglang_omni.models.omni.payloads import ThinkerInput
+from sglang_omni.models.omni.request import thinker_sampling
 from sglang_omni.models.text_answer import new_text, text_chunks
 from sglang_omni.models.thinker import Thinker
 from sglang_omni.models.token_logprobs import constrained, with_logprobs

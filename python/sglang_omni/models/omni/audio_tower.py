@@ -13,14 +13,14 @@ from torch.nn import functional as F
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.model_runner.loader import load_component
-from sglang_omni.models.multimodal.packed_attention import load_varlen, segments
-from sglang_omni.models.multimodal.payloads import AudioInput
-from sglang_omni.models.multimodal.positions import convolved
+from sglang_omni.models.omni.packed_attention import load_varlen, segments
+from sglang_omni.models.omni.payloads import AudioInput
+from sglang_omni.models.omni.positions import convolved
 
 
 def audio_tower(config: Mapping[str, Any]) -> Any:
     """transformers' ``Qwen3OmniMoeAudioEncoder`` without its weights, for a checkpoint's ``audio_config``."""
-    from sglang_omni.models.multimodal.reference import (
+    from sglang_omni.models.omni.reference import (
         PACKED_ATTENTION,
         Qwen3OmniMoeAudioEncoder,
         Qwen3OmniMoeAudioEncoderConfig,

@@ -12,8 +12,8 @@ from torch import Tensor
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackWorker
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
-from sglang_omni.models.multimodal.talker_state import TalkerState
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint
+from sglang_omni.models.omni.talker_state import TalkerState
 
 State = TypeVar("State", bound=TalkerState)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint
 
 if TYPE_CHECKING:
     import torch
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from sglang_omni.engines.options import DecoderSpec, EngineOptions
     from sglang_omni.model_runner.feedback import FeedbackStrategy
     from sglang_omni.model_runner.request_sampling import RequestSampling
-    from sglang_omni.models.multimodal.audio_tower import AudioEncoder
-    from sglang_omni.models.multimodal.preprocess import MediaPreprocessor
-    from sglang_omni.models.multimodal.talker import Talker
-    from sglang_omni.models.multimodal.thinker import MediaThinker
-    from sglang_omni.models.multimodal.vision_tower import VisualEncoder
+    from sglang_omni.models.omni.audio_tower import AudioEncoder
+    from sglang_omni.models.omni.preprocess import MediaPreprocessor
+    from sglang_omni.models.omni.talker import Talker
+    from sglang_omni.models.omni.thinker import MediaThinker
+    from sglang_omni.models.omni.vision_tower import VisualEncoder
     from sglang_omni.preprocessing.request_params import RequestParams
     from sglang_omni.proto import OmniRequest
 
@@ -78,7 +78,7 @@ class OmniFamily:
                 acceptable.
         """
         # Imported late: they bring torch.
-        from sglang_omni.models.multimodal import request as params
+        from sglang_omni.models.omni import request as params
         from sglang_omni.preprocessing.request_params import check_request
 
         check_request(request, self.request_params)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sglang_omni.models.multimodal.payloads import AudioInput, MediaShape, VisualInput
-from sglang_omni.models.multimodal.positions import MediaRules
+from sglang_omni.models.omni.payloads import AudioInput, MediaShape, VisualInput
+from sglang_omni.models.omni.positions import MediaRules
 from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.preprocessing.deadline import Check, Deadline, go_on
 from sglang_omni.preprocessing.image import decode_image, shrunk

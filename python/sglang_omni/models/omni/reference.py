@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeAudioEncoderConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
-from sglang_omni.models.multimodal.packed_attention import packed_attention
+from sglang_omni.models.omni.packed_attention import packed_attention
 
 # The encoders' ``attn_implementation``. With "flash" in the name, transformers would look for a package.
 PACKED_ATTENTION = "sglang_omni_packed"

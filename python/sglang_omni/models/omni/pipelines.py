@@ -15,11 +15,11 @@ from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import Default, ends_of_text, first_voice, of_two_sources
 from sglang_omni.gpus import Gpu, visible_gpus
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint
 from sglang_omni.models.prompts import context_of, prompts_of, text_lengths
 from sglang_omni.preprocessing.request_params import RequestParams
 
-_SHARED = "sglang_omni.models.multimodal"
+_SHARED = "sglang_omni.models.omni"
 TERMINAL_STAGES = f"{_SHARED}.routing.terminal_stages"
 _ENCODERS = ["image_encoder", "audio_encoder"]
 # Stages with models, and of these the ones that a second GPU takes.
@@ -67,7 +67,7 @@ def thinker_stages(package: str) -> list[StageConfig]:
             process="thinker",
             wait_for=["preprocess", *_ENCODERS],
             wait_for_fn=f"{_SHARED}.routing.sources_of_thinker",
-            merge_fn=f"{_SHARED}.joining.merge_sources",
+            merge_fn=f"{_SHARED}.embedding_merge.merge_sources",
             next="decode",
         ),
         StageConfig(name="decode", factory=f"{package}.stages.create_decode", process="io", terminal=True),
@@ -161,7 +161,7 @@ class MediaPipelineConfig(PipelineConfig):
     def defaults(self) -> Iterator[Default]:
         """How a request is answered that says nothing of it."""
         # Imported late: it brings torch.
-        from sglang_omni.models.multimodal.request import generation_settings, thinker_defaults
+        from sglang_omni.models.omni.request import generation_settings, thinker_defaults
 
         checkpoint = self.checkpoint_class.from_dir(self.model_path)
         stored = checkpoint.generation

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 from sglang_omni.models.decoder_args import ChatArgs, DecoderArgs, ThinkerArgs
 from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import loading
-from sglang_omni.models.multimodal.memory import CPU_TALKER_TOKENS, CPU_THINKER_TOKENS
+from sglang_omni.models.omni.memory import CPU_TALKER_TOKENS, CPU_THINKER_TOKENS
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.engines.options import EngineKind
-    from sglang_omni.models.multimodal.family import OmniFamily
+    from sglang_omni.models.omni.family import OmniFamily
     from sglang_omni.preprocessing.messages import MediaKind
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -81,7 +81,7 @@ def preprocess_stage(
     **args: Unpack[PreprocessArgs],
 ) -> SimpleScheduler:
     """The stage from a request's inputs to token ids, positions, and tensors for the encoders."""
-    from sglang_omni.models.multimodal.media import MediaLimits
+    from sglang_omni.models.omni.media import MediaLimits
 
     checkpoint = family.checkpoint.from_dir(model_path)
     has_talker = args.get("speech", True)
@@ -143,7 +143,7 @@ def thinker_stage(
 
 def decode_stage() -> SimpleScheduler:
     """The stage from the thinker's and the talker's output to the answer in text."""
-    from sglang_omni.models.multimodal.decode import decode
+    from sglang_omni.models.omni.decode import decode
 
     return SimpleScheduler(decode)
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
-from sglang_omni.models.multimodal.payloads import TalkerInput, no_media
-from sglang_omni.models.multimodal.talker_state import TalkerState
+from sglang_omni.models.omni.payloads import TalkerInput, no_media
+from sglang_omni.models.omni.talker_state import TalkerState
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage

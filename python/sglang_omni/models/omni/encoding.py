@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from sglang_omni.models.loading import placement
-from sglang_omni.models.multimodal.payloads import AudioInput, AudioOutput, VisualInput, VisualOutput
+from sglang_omni.models.omni.payloads import AudioInput, AudioOutput, VisualInput, VisualOutput
 from sglang_omni.proto import StagePayload
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from sglang_omni.engines.encoder import Encoder, EncoderRequest
     from sglang_omni.engines.options import Dtype
-    from sglang_omni.models.multimodal.family import OmniFamily
+    from sglang_omni.models.omni.family import OmniFamily
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from sglang_omni.engines.options import DecoderSpec, WeightNames
 from sglang_omni.model_runner.config import DecoderConfig
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint
 
 
 def decoder_of(

@@ -13,8 +13,8 @@ from torch import Tensor
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.model_runner.loader import load_component
-from sglang_omni.models.multimodal.packed_attention import load_varlen
-from sglang_omni.models.multimodal.payloads import VisualInput
+from sglang_omni.models.omni.packed_attention import load_varlen
+from sglang_omni.models.omni.payloads import VisualInput
 
 
 class VisualEncoder(ABC):

@@ -10,10 +10,10 @@ import numpy as np
 
 from sglang_omni.answers.reader import Reading
 from sglang_omni.models.decoder_args import ChatArgs
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
-from sglang_omni.models.multimodal.media import Media, MediaLimits, MediaReader, VideoOptions
-from sglang_omni.models.multimodal.payloads import MediaShape, Prompt
-from sglang_omni.models.multimodal.positions import MediaRules, position_limits
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint
+from sglang_omni.models.omni.media import Media, MediaLimits, MediaReader, VideoOptions
+from sglang_omni.models.omni.payloads import MediaShape, Prompt
+from sglang_omni.models.omni.positions import MediaRules, position_limits
 from sglang_omni.models.prompts import chat_prompts
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.messages import MediaKind, parse_messages, with_parts

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.models.multimodal.checkpoint import MediaCheckpoint
-from sglang_omni.models.multimodal.request_params import TALKER, TALKER_SAMPLING
+from sglang_omni.models.omni.checkpoint import MediaCheckpoint
+from sglang_omni.models.omni.request_params import TALKER, TALKER_SAMPLING
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, stage_params
 from sglang_omni.preprocessing.request_params import TEXT_SAMPLING, check_names
 from sglang_omni.proto import OmniRequest, RequestError
