@@ -15,7 +15,7 @@ from published_shapes import TEXT_MODELS, write_qwen3_omni, write_text_model
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.plan.memory import CONTEXT_BYTES, choose, fit_memory, reserve_of
 from sglang_omni.config.plan.memory_plan import MemoryPlan, gib
-from sglang_omni.models.memory import text_model_demand
+from sglang_omni.models.decoder.memory import text_model_demand
 from sglang_omni.models.omni.pipelines import place_on_gpus
 from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniPipelineConfig,

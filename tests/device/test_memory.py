@@ -1,4 +1,4 @@
-"""The most bytes of tensors that a step has at the same time, against what ``models.memory`` counts."""
+"""The most bytes of a step's tensors at the same time, against what ``models.decoder.memory`` counts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from omni_steps import DENSE, EXPERTS, engine_on
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.request_sampling import RequestSampling
-from sglang_omni.models import memory
-from sglang_omni.models.memory import decoder_demand
+from sglang_omni.models.decoder import memory
+from sglang_omni.models.decoder.memory import decoder_demand
 
 LLAMA = replace(DENSE, model_type="llama", vocab_size=128_256, intermediate_size=14_336, qk_norm=False)
 STEP, ROWS = 8192, 64

@@ -16,7 +16,7 @@ from sglang_omni.config.plan.memory_plan import MIB, PROMPT_GRAPH_TOKENS
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang import compat
 from sglang_omni.engines.sglang.settings import pool_tokens, server_args, usable_tokens
-from sglang_omni.models import memory
+from sglang_omni.models.decoder import memory
 
 pytestmark = needs_sglang
 

@@ -16,8 +16,8 @@ from sglang_omni.config.factories.factory_args import resolve_stage_factory_args
 from sglang_omni.engines import text as text_engines
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.sglang.text_models import module_of
+from sglang_omni.models.decoder.memory import text_model_demand
 from sglang_omni.models.loading import placement
-from sglang_omni.models.memory import text_model_demand
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.models.text import config as text_config
 from sglang_omni.models.text.stages import load_engine

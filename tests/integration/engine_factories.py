@@ -15,7 +15,7 @@ from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, Reque
 from sglang_omni.engines.options import EngineKind, TensorParallel
 from sglang_omni.model_runner.grammar import Grammars
 from sglang_omni.model_runner.parallel import TensorParallelGroup
-from sglang_omni.models.token_logprobs import constrained
+from sglang_omni.models.decoder.token_logprobs import constrained
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler

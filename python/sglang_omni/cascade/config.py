@@ -17,7 +17,7 @@ from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.memory_plan import MemoryOfGpu, MemoryPlan
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.load import config_to_dict
-from sglang_omni.models.prompts import context_of, prompts_of
+from sglang_omni.models.decoder.prompts import context_of, prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE
 from sglang_omni.models.speech_chat.config import BUNDLED, default_stages, speech_chat_env
@@ -173,7 +173,7 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
         if self.decoder_fields(stage.name) is None:
             return None
         # It brings torch.
-        from sglang_omni.models.memory import text_model_demand
+        from sglang_omni.models.decoder.memory import text_model_demand
 
         return text_model_demand(self._checkpoint(), {"tp_size": stage.tp_size, **args})
 

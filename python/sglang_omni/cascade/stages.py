@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from sglang_omni.cascade.connection import PartConnection
 from sglang_omni.cascade.part import PartConfig, PartName
-from sglang_omni.models.decoder_args import ChatArgs
+from sglang_omni.models.decoder.args import ChatArgs
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.async_scheduler import AsyncScheduler
 from sglang_omni.scheduling.event_loop import EventLoopThread
@@ -35,7 +35,7 @@ def create_transcribe(
         args: How prompts are made.
     """
     from sglang_omni.cascade.hearing import RemoteHearing
-    from sglang_omni.models.prompts import chat_prompts
+    from sglang_omni.models.decoder.prompts import chat_prompts
     from sglang_omni.models.speech_chat.stages import checkpoint_directory
 
     chats = None if takes_messages else chat_prompts(checkpoint_directory(model_path), args)

@@ -11,7 +11,7 @@ from typing import Any
 from sglang_omni.cascade.connection import PartConnection
 from sglang_omni.generation.answer import AnswerBuilder, GenerateChunk
 from sglang_omni.generation.request import GenerateRequest, SamplingParams
-from sglang_omni.models.text_answer import text_chunks
+from sglang_omni.models.decoder.text_answer import text_chunks
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.template_forms import with_arguments
 from sglang_omni.proto import StagePayload

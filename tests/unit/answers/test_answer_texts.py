@@ -11,10 +11,17 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from sglang_omni.answers.reader import Reading
 from sglang_omni.engines import EngineRequest
+from sglang_omni.models.decoder.text_answer import (
+    AnswerTexts,
+    ReadText,
+    new_text,
+    text_chunks,
+    text_result,
+    written,
+)
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
-from sglang_omni.models.text_answer import AnswerTexts, ReadText, new_text, text_chunks, text_result, written
 from sglang_omni.preprocessing.text import load_tokenizer
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer

@@ -20,6 +20,7 @@ from sglang_omni.answers.reader import Reading
 from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
 from sglang_omni.model_runner.media import ThinkerState
+from sglang_omni.models.decoder.text_answer import AnswerTexts
 from sglang_omni.models.omni.thinker import MediaThinker
 from sglang_omni.models.qwen2_5_omni.components.talker_state import Qwen25TalkerState
 from sglang_omni.models.qwen2_5_omni.thinker import Qwen25Thinker
@@ -27,7 +28,6 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpo
 from sglang_omni.models.qwen3_omni.components.talker_state import Qwen3TalkerState
 from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
-from sglang_omni.models.text_answer import AnswerTexts
 from sglang_omni.proto import OmniRequest, StagePayload
 
 THINK, THOUGHT, CALL, CALLED, END, SPECIAL = range(256, 262)

@@ -12,7 +12,7 @@ from sglang_omni.config import validate_config
 from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.memory import fit_memory
 from sglang_omni.config.plan.memory_plan import GIB, refusal
-from sglang_omni.models.memory import text_model_demand
+from sglang_omni.models.decoder.memory import text_model_demand
 from sglang_omni.models.text.config import TextPipelineConfig
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.csm.request_params import REQUEST_PARAMS
-from sglang_omni.models.decoder_args import DecoderArgs
+from sglang_omni.models.decoder.args import DecoderArgs
 from sglang_omni.models.frames.memory import speak_demand
 from sglang_omni.models.frames.stages import LoadedDecoders, SpokenArgs, preprocess_stage, speak_stage
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler

@@ -10,8 +10,8 @@ from typing import Any
 from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.memory_plan import MIB
 from sglang_omni.config.plan.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
+from sglang_omni.models.decoder.memory import decoder_demand, dtype_of
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
-from sglang_omni.models.memory import decoder_demand, dtype_of
 
 GPU_REQUESTS = 32
 # The KV pool on a CPU.

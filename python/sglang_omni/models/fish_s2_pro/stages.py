@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from sglang_omni.models.decoder_args import DecoderArgs
+from sglang_omni.models.decoder.args import DecoderArgs
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.config import MAX_PASSAGE_FRAMES
 from sglang_omni.models.fish_s2_pro.memory import GPU_CODEC_FRAMES, dual_ar_demand

@@ -13,7 +13,7 @@ from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.memory_plan import MIB
 from sglang_omni.config.plan.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
 from sglang_omni.model_runner.config import DecoderConfig
-from sglang_omni.models.memory import decoder_demand, dtype_of
+from sglang_omni.models.decoder.memory import decoder_demand, dtype_of
 
 # Texts spoken at the same time.
 GPU_REQUESTS = 16

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
-from sglang_omni.models.decoder_args import DecoderArgs
-from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
+from sglang_omni.models.decoder.args import DecoderArgs
+from sglang_omni.models.decoder.options import DecoderDefaults, decoder_options
 from sglang_omni.models.frames.memory import CPU_TOKENS
 from sglang_omni.models.loading import loading
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from sglang_omni.models.codecs.loading import CodecArgs, loading_codec
-from sglang_omni.models.decoder_args import DecoderArgs
+from sglang_omni.models.decoder.args import DecoderArgs
 from sglang_omni.models.frames.memory import speak_demand
 from sglang_omni.models.frames.stages import LoadedDecoders, SpokenArgs, preprocess_stage, speak_stage
 from sglang_omni.models.higgs_audio_v2.codec_place import codec_dir

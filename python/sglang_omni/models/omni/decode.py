@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sglang_omni.models.text_answer import text_result
+from sglang_omni.models.decoder.text_answer import text_result
 from sglang_omni.proto import StagePayload
 
 

@@ -15,8 +15,8 @@ from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import Default, ends_of_text, first_voice, of_two_sources
 from sglang_omni.gpus import Gpu, visible_gpus
+from sglang_omni.models.decoder.prompts import context_of, prompts_of, text_lengths
 from sglang_omni.models.omni.checkpoint import MediaCheckpoint
-from sglang_omni.models.prompts import context_of, prompts_of, text_lengths
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _SHARED = "sglang_omni.models.omni"

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Generic, TypeVar, Unpack
 import numpy as np
 
 from sglang_omni.answers.reader import Reading
-from sglang_omni.models.decoder_args import ChatArgs
+from sglang_omni.models.decoder.args import ChatArgs
+from sglang_omni.models.decoder.prompts import chat_prompts
 from sglang_omni.models.omni.checkpoint import MediaCheckpoint
 from sglang_omni.models.omni.media import Media, MediaLimits, MediaReader, VideoOptions
 from sglang_omni.models.omni.payloads import MediaShape, Prompt
 from sglang_omni.models.omni.positions import MediaRules, position_limits
-from sglang_omni.models.prompts import chat_prompts
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.messages import MediaKind, parse_messages, with_parts
 from sglang_omni.preprocessing.request import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sglang_omni.models.decoder_args import ChatArgs, DecoderArgs, ThinkerArgs
-from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
+from sglang_omni.models.decoder.args import ChatArgs, DecoderArgs, ThinkerArgs
+from sglang_omni.models.decoder.options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import loading
 from sglang_omni.models.omni.memory import CPU_TALKER_TOKENS, CPU_THINKER_TOKENS
 from sglang_omni.proto import StagePayload

@@ -12,13 +12,13 @@ from sglang_omni.engines import EngineRequest
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.decoder.text_answer import new_text, text_chunks
+from sglang_omni.models.decoder.thinker import Thinker
+from sglang_omni.models.decoder.token_logprobs import constrained, with_logprobs
 from sglang_omni.models.omni.checkpoint import MediaCheckpoint
 from sglang_omni.models.omni.embedding_merge import EmbeddingMerge
 from sglang_omni.models.omni.payloads import ThinkerInput
 from sglang_omni.models.omni.request import thinker_sampling
-from sglang_omni.models.text_answer import new_text, text_chunks
-from sglang_omni.models.thinker import Thinker
-from sglang_omni.models.token_logprobs import constrained, with_logprobs
 from sglang_omni.preprocessing.request import answers_in_speech
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage

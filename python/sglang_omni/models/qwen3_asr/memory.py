@@ -10,7 +10,7 @@ from typing import Any
 from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.memory_plan import MIB
 from sglang_omni.config.plan.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
-from sglang_omni.models.memory import decoder_demand, dtype_of
+from sglang_omni.models.decoder.memory import decoder_demand, dtype_of
 from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
 
 MAX_RUNNING_REQUESTS = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from sglang_omni.models.decoder_args import DecoderArgs
-from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
+from sglang_omni.models.decoder.args import DecoderArgs
+from sglang_omni.models.decoder.options import DecoderDefaults, decoder_options
 from sglang_omni.models.loading import available_cores, loading
 from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
 from sglang_omni.models.qwen3_asr.memory import (

@@ -8,7 +8,7 @@ from typing import Any
 from sglang_omni.config.plan.memory import MemoryDemand
 from sglang_omni.config.plan.memory_plan import MIB
 from sglang_omni.config.plan.weights import ITEM_BYTES, loaded_bytes, tensor_sizes
-from sglang_omni.models.memory import dtype_of
+from sglang_omni.models.decoder.memory import dtype_of
 from sglang_omni.models.omni.memory import LIBRARIES, StageDemands
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.shapes import talker_config, thinker_config

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sglang_omni.answers.content_tokens import ContentTokens
 from sglang_omni.engines import EngineRequest
 from sglang_omni.model_runner.media import ThinkerState
+from sglang_omni.models.decoder.text_answer import content_tokens
 from sglang_omni.models.omni.payloads import ThinkerInput
 from sglang_omni.models.omni.thinker import MediaThinker
 from sglang_omni.models.qwen3_omni.payloads import ThinkerText
-from sglang_omni.models.text_answer import content_tokens
 from sglang_omni.preprocessing.request import answers_in_speech
 from sglang_omni.proto import StagePayload
 

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.models.prompts import context_of, prompts_of
+from sglang_omni.models.decoder.prompts import context_of, prompts_of
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS

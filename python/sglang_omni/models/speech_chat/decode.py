@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.text_answer import text_result
+from sglang_omni.models.decoder.text_answer import text_result
 from sglang_omni.preprocessing.request import task_of
 from sglang_omni.proto import StagePayload
 from sglang_omni.proto.tasks import TextResult, Transcript

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from sglang_omni.models.decoder_args import ChatArgs, LanguageModelArgs
+from sglang_omni.models.decoder.args import ChatArgs, LanguageModelArgs
+from sglang_omni.models.decoder.prompts import chat_prompts
 from sglang_omni.models.loading import available_cores, loading
-from sglang_omni.models.prompts import chat_prompts
 from sglang_omni.models.speech_chat.config import BUNDLED
 from sglang_omni.preprocessing.request import task_of, wants_stream
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler

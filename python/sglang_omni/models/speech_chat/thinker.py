@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sglang_omni.engines import EngineRequest
+from sglang_omni.models.decoder.text_answer import new_text, text_chunks
+from sglang_omni.models.decoder.token_logprobs import with_logprobs
 from sglang_omni.models.text.thinker import TextThinker
-from sglang_omni.models.text_answer import new_text, text_chunks
-from sglang_omni.models.token_logprobs import with_logprobs
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 

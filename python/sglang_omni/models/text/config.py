@@ -16,8 +16,8 @@ from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import GENERATION, Default, ends_of_text, in_words
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.model_runner.config import end_tokens
-from sglang_omni.models.memory import text_model_demand
-from sglang_omni.models.prompts import context_of, prompts_of, text_lengths
+from sglang_omni.models.decoder.memory import text_model_demand
+from sglang_omni.models.decoder.prompts import context_of, prompts_of, text_lengths
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 from sglang_omni.preprocessing.text import read_json

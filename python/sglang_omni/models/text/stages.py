@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from sglang_omni.models.decoder_args import ChatArgs, LanguageModelArgs
-from sglang_omni.models.decoder_options import DecoderDefaults, decoder_options
+from sglang_omni.models.decoder.args import ChatArgs, LanguageModelArgs
+from sglang_omni.models.decoder.memory import CPU_TOKENS, text_model_demand
+from sglang_omni.models.decoder.options import DecoderDefaults, decoder_options
+from sglang_omni.models.decoder.prompts import chat_prompts
 from sglang_omni.models.loading import loading
-from sglang_omni.models.memory import CPU_TOKENS, text_model_demand
-from sglang_omni.models.prompts import chat_prompts
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:

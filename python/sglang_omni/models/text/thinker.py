@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.model_runner.config import DecoderConfig
-from sglang_omni.models.text_answer import answer_params, new_text, text_chunks, text_result
-from sglang_omni.models.thinker import Thinker
-from sglang_omni.models.token_logprobs import constrained, with_logprobs
+from sglang_omni.models.decoder.text_answer import answer_params, new_text, text_chunks, text_result
+from sglang_omni.models.decoder.thinker import Thinker
+from sglang_omni.models.decoder.token_logprobs import constrained, with_logprobs
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.text import read_json
 from sglang_omni.proto import StagePayload

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_omni.model_runner.headers import header_report
+from sglang_omni.models.decoder.memory import memory_on_gpu, share_bytes
 from sglang_omni.models.loading import available_cores, placement
-from sglang_omni.models.memory import memory_on_gpu, share_bytes
 
 if TYPE_CHECKING:
     from sglang_omni.config.plan.memory import MemoryDemand
     from sglang_omni.engines.options import EngineOptions
-    from sglang_omni.models.decoder_args import DecoderArgs
+    from sglang_omni.models.decoder.args import DecoderArgs
 
 _CHOSEN_BY_MEMORY = ("max_running_requests", "max_total_tokens", "chunked_prefill_size", "prefill_cuda_graph")
 

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.warm_up import text_requests
 from sglang_omni.model_runner.config import DecoderConfig
-from sglang_omni.models.text_answer import AnswerTexts, written
-from sglang_omni.models.token_logprobs import all_logprobs, grammars_for
+from sglang_omni.models.decoder.text_answer import AnswerTexts, written
+from sglang_omni.models.decoder.token_logprobs import all_logprobs, grammars_for
 from sglang_omni.preprocessing.token_bytes import TokenBytes
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage

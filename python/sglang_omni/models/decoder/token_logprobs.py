@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.model_runner.grammar import CompiledText, Grammars, GrammarState
-from sglang_omni.models.text_answer import text_of
+from sglang_omni.models.decoder.text_answer import text_of
 from sglang_omni.preprocessing.token_bytes import TokenBytes
 from sglang_omni.scheduling.messages import OutgoingMessage
 
