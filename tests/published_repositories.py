@@ -8,10 +8,10 @@ from pathlib import Path
 import published_vocabularies
 from published_listings import LEFT
 
-from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import CHAT_TEMPLATE
+from sglang_omni.models.tiny.tokenizer import WordTokenizer
 from sglang_omni.published import published_model
 
 QWEN3_OMNI = "Qwen/Qwen3-Omni-30B-A3B-Instruct"

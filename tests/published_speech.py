@@ -12,9 +12,9 @@ from published_repositories import QwenTokenizer, with_decoys
 from sglang_omni.models.csm import tiny_checkpoint as tiny_csm
 from sglang_omni.models.fish_s2_pro import tiny_checkpoint as tiny_fish
 from sglang_omni.models.higgs_audio_v2 import tiny_checkpoint as tiny_higgs
-from sglang_omni.models.omni.tiny_tokenizer import write_json
 from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.make import make as make_qwen2_5_omni
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import CHAT_TEMPLATE
+from sglang_omni.models.tiny.tokenizer import write_json
 from sglang_omni.published import TOKEN, published_codec, published_model
 
 QWEN2_5_OMNI = "Qwen/Qwen2.5-Omni-7B"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.tiny_shapes import option
+from sglang_omni.models.tiny.shapes import option
 from sglang_omni.published import TOKEN, published_model, shrunk
 from sglang_omni.random_weights import mark_random
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.omni.tiny_tokenizer import write_json
+from sglang_omni.models.tiny.tokenizer import write_json
 from sglang_omni.published import published_codec, shrunk
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.models.tiny_shapes import option
+from sglang_omni.models.tiny.shapes import option
 from sglang_omni.published import published_model, shrunk
 from sglang_omni.random_weights import mark_random
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer, write_json
-from sglang_omni.models.tiny_shapes import option
+from sglang_omni.models.tiny.shapes import option
+from sglang_omni.models.tiny.tokenizer import WordTokenizer, write_json
 from sglang_omni.models.whisper.components.checkpoint import FRAMES_PER_POSITION, WhisperCheckpoint
 from sglang_omni.published import PublishedModel, published_model, shrunk
 from sglang_omni.random_weights import mark_random

@@ -12,8 +12,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer, write_json
 from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.shape import OmniShape
+from sglang_omni.models.tiny.tokenizer import WordTokenizer, write_json
 from sglang_omni.published import published_model
 from sglang_omni.random_weights import mark_random
 

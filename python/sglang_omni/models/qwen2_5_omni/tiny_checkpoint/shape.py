@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.models.tiny_shapes import option
+from sglang_omni.models.tiny.shapes import option
 from sglang_omni.published import published_model, shrunk
 
 

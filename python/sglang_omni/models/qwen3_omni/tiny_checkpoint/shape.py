@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer
-from sglang_omni.models.tiny_shapes import option
+from sglang_omni.models.tiny.shapes import option
+from sglang_omni.models.tiny.tokenizer import WordTokenizer
 from sglang_omni.published import published_model, shrunk
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.omni.tiny_tokenizer import WordTokenizer
+from sglang_omni.models.tiny.tokenizer import WordTokenizer
 from sglang_omni.published import published_model
 
 # As the published one in what it has: tools and their calls, reasoning, and a clause that skips it.
