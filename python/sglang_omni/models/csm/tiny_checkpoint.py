@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.tiny.shapes import option
-from sglang_omni.models.tiny.tokenizer import write_json
+from sglang_omni.models.tiny.tokenizer import byte_tokenizer, put_around, renumbered, write_json
 from sglang_omni.published import published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
@@ -129,7 +129,8 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     from transformers import CsmConfig, CsmForConditionalGeneration
 
     directory, tiny, published = Path(path), TinyCsmShape(**shape), published_model("csm")
-    tokenizer = _tokenizer(published.added_tokens)
+    tokenizer = byte_tokenizer(published.added_tokens)
+    put_around(tokenizer, _START, _END)
     ids = {token: int(tokenizer.token_to_id(token)) for token in published.added_tokens}
     fields = tiny.config(ids, int(tokenizer.get_vocab_size()))
     # transformers changes what it is given.
@@ -174,29 +175,12 @@ def _write_weights(directory: Path, weights: Mapping[str, torch.Tensor]) -> None
 
 
 def _write_tokenizer(directory: Path, tokenizer: Any, ids: Mapping[str, int]) -> None:
-    settings = published_model("csm").config("tokenizer_config.json")
-    added = settings["added_tokens_decoder"].values()
-    settings["added_tokens_decoder"] = {str(ids[token["content"]]): token for token in added}
+    settings = renumbered(published_model("csm").config("tokenizer_config.json"), ids)
     tokenizer.save(str(directory / "tokenizer.json"))
     write_json(directory / "tokenizer_config.json", settings)
     named = {name: settings[name] for name in ("bos_token", "eos_token", "pad_token")}
     write_json(directory / "special_tokens_map.json", named)
     (directory / "chat_template.jinja").write_text(_TEMPLATE)
-
-
-def _tokenizer(added_tokens: Iterable[str]) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(added_tokens))
-    ends = [(token, tokenizer.token_to_id(token)) for token in (_START, _END)]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{_START} $A {_END}", special_tokens=ends
-    )
-    return tokenizer
 
 
 def _fill(model: Any, text_tokens: int, chance: torch.Generator) -> None:

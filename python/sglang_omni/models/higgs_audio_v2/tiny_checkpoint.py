@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.tiny.shapes import option
-from sglang_omni.models.tiny.tokenizer import write_json
+from sglang_omni.models.tiny.tokenizer import byte_tokenizer, put_around, renumbered, write_json
 from sglang_omni.published import published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
@@ -170,19 +170,10 @@ def _write_weights(directory: Path, weights: Mapping[str, torch.Tensor], chance:
 
 
 def _write_tokenizer(directory: Path, ids: Mapping[str, int]) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(ids))
-    start = [(_START, ids[_START])]
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{_START} $A", special_tokens=start)
+    tokenizer = byte_tokenizer(ids)
+    put_around(tokenizer, _START)
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = published_model("higgs_audio_v2").config("tokenizer_config.json")
-    added = settings["added_tokens_decoder"].values()
-    settings["added_tokens_decoder"] = {str(ids[token["content"]]): token for token in added}
+    settings = renumbered(published_model("higgs_audio_v2").config("tokenizer_config.json"), ids)
     write_json(directory / "tokenizer_config.json", settings)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.models.tiny.shapes import option
+from sglang_omni.models.tiny.tokenizer import byte_tokenizer, put_around, renumbered
 from sglang_omni.published import published_model, shrunk
 from sglang_omni.random_weights import mark_random
 
@@ -210,23 +211,13 @@ def make_with(
 
 def _write_tokenizer(path: Path, shape: TinyTextShape) -> None:
     """One token a byte, then the special tokens."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: token for token, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in shape.special])
+    tokenizer = byte_tokenizer(shape.special)
     settings = published_model("text", PUBLISHED[shape.kind]).config("tokenizer_config.json")
     if shape.kind == "llama":
-        start = settings["bos_token"]
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{start} $A", special_tokens=[(start, tokenizer.token_to_id(start))]
-        )
+        put_around(tokenizer, settings["bos_token"])
     tokenizer.save(str(path / "tokenizer.json"))
     ids = {token: 256 + place for place, token in enumerate(shape.special)}
-    added = {token["content"]: token for token in settings["added_tokens_decoder"].values()}
-    settings["added_tokens_decoder"] = {str(ids[token]): added[token] for token in shape.special}
+    settings = renumbered(settings, ids)
     if "additional_special_tokens" in settings:
         named = settings["additional_special_tokens"]
         settings["additional_special_tokens"] = [token for token in named if token in ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,34 @@ class WordTokenizer:
         write_json(directory / "chat_template.json", {"chat_template": self._chat_template})
         # Of an earlier checkpoint in the same place.
         (directory / "tokenizer.json").unlink(missing_ok=True)
+
+
+def byte_tokenizer(special_tokens: Iterable[str]) -> Any:
+    """transformers' tokenizer of one token a byte, then these, in their order."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: token for token, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(special_tokens))
+    return tokenizer
+
+
+def put_around(tokenizer: Any, start: str, end: str = "") -> None:
+    """Makes the tokenizer put these tokens of its own before and after a text."""
+    from tokenizers import processors
+
+    ids = [(token, tokenizer.token_to_id(token)) for token in (start, end) if token]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}".rstrip(), special_tokens=ids
+    )
+
+
+def renumbered(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, Any]:
+    """A published ``tokenizer_config.json`` whose added tokens are those of ``ids``, with these ids."""
+    added = {token["content"]: token for token in settings["added_tokens_decoder"].values()}
+    return {**settings, "added_tokens_decoder": {str(ids[token]): added[token] for token in ids}}
 
 
 def write_json(path: Path, value: Any) -> None:
