@@ -9,7 +9,6 @@ import pytest
 
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.config import FishS2PipelineConfig
-from sglang_omni.models.fish_s2_pro.config import speech_stages as fish_stages
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech_stages
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig, default_stages
 from sglang_omni.models.text.config import TextPipelineConfig, text_stages
@@ -43,7 +42,7 @@ def test_sampling_is_what_engines_read() -> None:
         (SpeechChatPipelineConfig, default_stages()),
         (TextPipelineConfig, text_stages()),
         (Qwen3OmniPipelineConfig, speech_stages()),
-        (FishS2PipelineConfig, fish_stages()),
+        (FishS2PipelineConfig, FishS2PipelineConfig(model_path="some/model").stages),
     ],
 )
 def test_what_is_declared_is_there(kind: Any, stages: Any) -> None:

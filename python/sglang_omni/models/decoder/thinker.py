@@ -29,12 +29,15 @@ class Thinker(ABC):
     Args:
         tokenizer: The checkpoint's.
         config: The engine's decoder.
+
+    Attributes:
+        token_bytes: What each token is.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: DecoderConfig) -> None:
         self._texts = AnswerTexts(tokenizer)
-        self._token_bytes = TokenBytes(tokenizer)
-        self._grammars = grammars_for(self._token_bytes, config)
+        self.token_bytes = TokenBytes(tokenizer)
+        self._grammars = grammars_for(self.token_bytes, config)
 
     @abstractmethod
     def build_request(self, payload: StagePayload) -> EngineRequest | Future[EngineRequest]:
@@ -50,11 +53,11 @@ class Thinker(ABC):
         """New text for the caller, and what other stages read of it."""
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        """The answer, as of ``written``, with the log-probabilities that the request wants."""
-        return StagePayload(payload.request_id, payload.request, self._written(request))
+        return StagePayload(payload.request_id, payload.request, self.answer(request))
 
-    def _written(self, request: EngineRequest) -> dict[str, Any]:
-        return {**written(request), **all_logprobs(request, self._token_bytes)}
+    def answer(self, request: EngineRequest) -> dict[str, Any]:
+        """What ``written`` says of a request, with the log-probabilities that it wants."""
+        return {**written(request), **all_logprobs(request, self.token_bytes)}
 
     def scheduler(self, built: TokenEngine) -> OmniScheduler:
         """The stage's scheduler, with a built engine."""

@@ -87,7 +87,7 @@ class MediaThinker(Thinker):
     ) -> list[OutgoingMessage]:
         """New text for the caller, new tokens for the talker."""
         news = new_text(request)
-        messages = with_logprobs(text_chunks(payload, news), request, self._token_bytes)
+        messages = with_logprobs(text_chunks(payload, news), request, self.token_bytes)
         if answers_in_speech(payload.request):
             spoken = self._for_talker(request, new_token_ids)
             messages.append(OutgoingMessage(request.request_id, "stream", spoken, "talker"))

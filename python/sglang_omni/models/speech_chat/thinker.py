@@ -22,8 +22,8 @@ class SpeechChatThinker(TextThinker):
     ) -> list[OutgoingMessage]:
         """New text for the caller and for the voice."""
         messages = text_chunks(payload, new_text(request), speaker="speak")
-        return with_logprobs(messages, request, self._token_bytes)
+        return with_logprobs(messages, request, self.token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        data = {**self._written(request), "input_transcript": payload.data.get("input_transcript")}
+        data = {**self.answer(request), "input_transcript": payload.data.get("input_transcript")}
         return StagePayload(payload.request_id, payload.request, data)

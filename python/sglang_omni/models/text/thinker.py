@@ -75,10 +75,10 @@ class TextThinker(Thinker):
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text for the caller."""
-        return with_logprobs(text_chunks(payload, new_text(request)), request, self._token_bytes)
+        return with_logprobs(text_chunks(payload, new_text(request)), request, self.token_bytes)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        return StagePayload(payload.request_id, payload.request, text_result(self._written(request)))
+        return StagePayload(payload.request_id, payload.request, text_result(self.answer(request)))
 
 
 def sampling_defaults(checkpoint: Path, max_new_tokens: int | None = None) -> dict[str, Any]:
