@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sglang_omni.answers import forced
+from sglang_omni.answers import structural_tags as forced
 from sglang_omni.answers.formats import (
     CALL_FORMATS,
     NO_REASONING,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from sglang_omni.answers.delta import Calls
 from sglang_omni.answers.json_calls import JsonCalls, JsonForm
-from sglang_omni.answers.news import Calls
 from sglang_omni.answers.xml_calls import XmlCalls
 
 Tools = Sequence[Mapping[str, Any]]

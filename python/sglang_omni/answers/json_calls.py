@@ -7,9 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from sglang_omni.answers.held import partial_mark, settled
+from sglang_omni.answers.delta import Calls
 from sglang_omni.answers.json_object import JsonObject, JsonValue
-from sglang_omni.answers.news import Calls
+from sglang_omni.answers.stop_matching import partial_mark, settled
 
 # Mistral's newer form: a name, perhaps an id, and then the arguments alone.
 _NAMED = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*(?=\{)")

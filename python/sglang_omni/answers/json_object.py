@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Literal
 
-from sglang_omni.answers.news import Calls
+from sglang_omni.answers.delta import Calls
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # What may change where a value ends.

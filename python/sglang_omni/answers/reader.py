@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
+from sglang_omni.answers.delta import Calls, Delta
 from sglang_omni.answers.formats import (
     CALL_FORMATS,
     PLAIN,
@@ -14,7 +15,6 @@ from sglang_omni.answers.formats import (
     CallParser,
     Tools,
 )
-from sglang_omni.answers.news import Calls, News
 from sglang_omni.answers.sglang_parsers import SGLangCalls, SGLangThinking
 from sglang_omni.answers.thinking import Thinking
 
@@ -42,9 +42,9 @@ class ThinkingParser(Protocol):
     def held(self) -> int | None:
         """The number of last characters that it holds back; None if it does not say so."""
 
-    def feed(self, text: str) -> News: ...
+    def feed(self, text: str) -> Delta: ...
 
-    def finish(self) -> News: ...
+    def finish(self) -> Delta: ...
 
 
 class AnswerReader:
@@ -87,20 +87,20 @@ class AnswerReader:
         parser = 0 if self._parser is None else self._parser.held
         return None if thinking is None or parser is None else thinking + parser
 
-    def feed(self, text: str) -> News:
-        news = News(text) if self._thinking is None else self._thinking.feed(text)
+    def feed(self, text: str) -> Delta:
+        news = Delta(text) if self._thinking is None else self._thinking.feed(text)
         if self._parser is not None and news.content:
             news.content = self._parser.feed(news.content)
         return self._told(news)
 
-    def finish(self) -> News:
+    def finish(self) -> Delta:
         """What was held back. Called after the last text."""
-        news = News() if self._thinking is None else self._thinking.finish()
+        news = Delta() if self._thinking is None else self._thinking.finish()
         if self._parser is not None:
             news.content = (self._parser.feed(news.content) if news.content else "") + self._parser.finish()
         return self._told(news)
 
-    def _told(self, news: News) -> News:
+    def _told(self, news: Delta) -> Delta:
         news.calls = self.calls.take()
         if news.content:
             self._content.append(news.content)

@@ -15,7 +15,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import Any
 
-from sglang_omni.answers.news import Calls, News
+from sglang_omni.answers.delta import Calls, Delta
 from sglang_omni.gpus import visible_gpus
 
 
@@ -112,10 +112,10 @@ class SGLangThinking:
 
         self._parser = ReasoningParser(name, stream_reasoning=True, force_reasoning=True if inside else None)
 
-    def feed(self, text: str) -> News:
+    def feed(self, text: str) -> Delta:
         reasoning, content = self._parser.parse_stream_chunk(text)
-        return News(content or "", reasoning or "")
+        return Delta(content or "", reasoning or "")
 
-    def finish(self) -> News:
+    def finish(self) -> Delta:
         reasoning, content = self._parser.parse_stream_end()
-        return News(content or "", reasoning or "")
+        return Delta(content or "", reasoning or "")

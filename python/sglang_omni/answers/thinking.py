@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sglang_omni.answers.held import settled
-from sglang_omni.answers.news import News
+from sglang_omni.answers.delta import Delta
+from sglang_omni.answers.stop_matching import settled
 
 
 class Thinking:
@@ -31,13 +31,13 @@ class Thinking:
         """The number of last characters that may yet be one or the other."""
         return len(self._buffer)
 
-    def feed(self, text: str) -> News:
+    def feed(self, text: str) -> Delta:
         if self._state == "answer":
-            return News(text)
+            return Delta(text)
         self._buffer += text
         if self._state in ("before", "opened"):
             self._open()
-        news = News()
+        news = Delta()
         if self._state == "reasoning":
             news.reasoning = self._reasoning()
         if self._state == "closed":
@@ -48,12 +48,12 @@ class Thinking:
             news.content, self._buffer = self._buffer, ""
         return news
 
-    def finish(self) -> News:
+    def finish(self) -> Delta:
         """What was held back. Called after the last text."""
         rest, self._buffer = self._buffer, ""
         if self._state in ("opened", "reasoning"):
-            return News(reasoning=rest.rstrip())
-        return News() if self._state == "closed" else News(rest)
+            return Delta(reasoning=rest.rstrip())
+        return Delta() if self._state == "closed" else Delta(rest)
 
     def _open(self) -> None:
         text = self._buffer.lstrip()

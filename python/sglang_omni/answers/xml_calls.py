@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from sglang_omni.answers.held import settled
-from sglang_omni.answers.news import Calls
+from sglang_omni.answers.delta import Calls
+from sglang_omni.answers.stop_matching import settled
 
 _BEGIN = "<tool_call>"
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")

@@ -17,7 +17,7 @@ from sglang_omni.serve.front.admission import Admission, AdmissionLimits
 from sglang_omni.serve.front.auth import Guard
 from sglang_omni.serve.front.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.front.limits import BodyLimits
-from sglang_omni.serve.front.middleware import BodyLimit, Count, Gate
+from sglang_omni.serve.front.middleware import AdmissionMiddleware, BodyLimit, Count
 from sglang_omni.serve.front.origins import cross_origin
 from sglang_omni.serve.front.request_ids import RequestIds
 from sglang_omni.serve.front.route_hints import RouteHints
@@ -29,8 +29,8 @@ from sglang_omni.serve.routes.chat import chat_routes
 from sglang_omni.serve.routes.completions import completion_routes
 from sglang_omni.serve.routes.embeddings import embedding_routes
 from sglang_omni.serve.routes.generate import generate_routes
-from sglang_omni.serve.routes.inside import inside_routes
 from sglang_omni.serve.routes.page import page_routes
+from sglang_omni.serve.routes.pipeline_view import inside_routes
 from sglang_omni.serve.routes.profile import profile_routes
 from sglang_omni.serve.routes.realtime import realtime_routes
 from sglang_omni.serve.routes.realtime_calls import realtime_call_routes
@@ -106,7 +106,7 @@ def create_app(
         Middleware(Guard, access=access, client_secrets=server.client_secrets),
         Middleware(Warnings),
         Middleware(BodyLimit, max_bytes=max_body_size),
-        Middleware(Gate, admission=server.admission, metrics=server.metrics),
+        Middleware(AdmissionMiddleware, admission=server.admission, metrics=server.metrics),
         Middleware(
             WebSockets, admission=server.admission, metrics=server.metrics, are_open=server.websockets
         ),

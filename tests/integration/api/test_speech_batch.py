@@ -137,17 +137,17 @@ class TestPlaces:
 
     async def test_one_by_one_in_the_place_of_the_batch_itself(self) -> None:
         admission = Admission(AdmissionLimits(max_running=1))
-        await admission.enter(asyncio.Event().wait)
+        await admission.acquire(asyncio.Event().wait)
         assert await self.at_once(admission, 5) == 1
 
     async def test_what_waits_has_its_turn_first(self) -> None:
         admission = Admission(AdmissionLimits(max_running=2))
-        await admission.enter(asyncio.Event().wait)
-        others = admission.enter_if_free()
+        await admission.acquire(asyncio.Event().wait)
+        others = admission.acquire_if_free()
         assert others is not None
-        waiting = asyncio.ensure_future(admission.enter(asyncio.Event().wait))
+        waiting = asyncio.ensure_future(admission.acquire(asyncio.Event().wait))
         await asyncio.sleep(0)
-        admission.leave(others)
+        admission.release(others)
         assert await self.at_once(admission, 3) == 1
         assert await waiting is not None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from sglang_omni.answers.news import News
+from sglang_omni.answers.delta import Delta
 from sglang_omni.answers.reader import AnswerReader, Reading, reader_of
 
 TOOLS = [
@@ -46,7 +46,7 @@ def read(reading: Reading, text: str, cuts: Iterable[int] = (), **params: Any) -
     return joined(reader, [*news, reader.finish()])
 
 
-def joined(reader: AnswerReader, news: Sequence[News]) -> Read:
+def joined(reader: AnswerReader, news: Sequence[Delta]) -> Read:
     calls: dict[int, dict[str, Any]] = {}
     for delta in (call for part in news for call in part.calls):
         if delta["name"] is None:

@@ -15,7 +15,7 @@ from readers import TOOLS
 from tokenizers import Tokenizer, decoders, models
 
 from sglang_omni.answers import reader
-from sglang_omni.answers.news import News
+from sglang_omni.answers.delta import Delta
 from sglang_omni.answers.reader import Reading
 from sglang_omni.engines import EngineRequest
 from sglang_omni.engines.request import FinishReason
@@ -246,18 +246,18 @@ class ForeignThinking:
         self._buffer = ""
         self._is_over = False
 
-    def feed(self, text: str) -> News:
+    def feed(self, text: str) -> Delta:
         if self._is_over:
-            return News(text)
+            return Delta(text)
         self._buffer += text
         if "</t>" not in self._buffer:
-            return News()
+            return Delta()
         self._is_over = True
         reasoning, _, content = self._buffer.partition("</t>")
-        return News(content.lstrip(), reasoning)
+        return Delta(content.lstrip(), reasoning)
 
-    def finish(self) -> News:
-        return News() if self._is_over else News(self._buffer)
+    def finish(self) -> Delta:
+        return Delta() if self._is_over else Delta(self._buffer)
 
 
 def test_a_parser_that_does_not_say_what_it_holds(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:

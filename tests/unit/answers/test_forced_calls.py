@@ -15,7 +15,8 @@ import pytest
 import xgrammar
 from readers import read, reading_of
 
-from sglang_omni.answers.forced import (
+from sglang_omni.answers.formats import CALL_FORMATS, PLAIN
+from sglang_omni.answers.structural_tags import (
     after_thinking,
     asked_for,
     either,
@@ -23,7 +24,6 @@ from sglang_omni.answers.forced import (
     strict_calls,
     structural_tag,
 )
-from sglang_omni.answers.formats import CALL_FORMATS, PLAIN
 from sglang_omni.proto import RequestError
 
 SCHEMA = {

@@ -16,7 +16,7 @@ from waiting import until
 
 from sglang_omni.serve.front import errors
 from sglang_omni.serve.front.admission import Admission, AdmissionLimits
-from sglang_omni.serve.front.middleware import Gate
+from sglang_omni.serve.front.middleware import AdmissionMiddleware
 from sglang_omni.serve.front.route_hints import RouteHints
 from sglang_omni.serve.launch.fleet import router_limits
 from sglang_omni.serve.metrics import Metrics
@@ -31,7 +31,9 @@ class Served:
         self.admission = Admission(AdmissionLimits(running, queue, timeout), max_body_size=BODY_LIMIT)
         self.begun: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
-        app = FastAPI(middleware=[Middleware(Gate, admission=self.admission, metrics=Metrics())])
+        app = FastAPI(
+            middleware=[Middleware(AdmissionMiddleware, admission=self.admission, metrics=Metrics())]
+        )
 
         @app.post("/run")
         async def run(request: Request) -> Response:
@@ -41,7 +43,7 @@ class Served:
         @app.post("/three")
         async def three(request: Request) -> Response:
             name = (await request.body()).decode()
-            request.state.visit.widen(3)
+            request.state.admitted.widen(3)
             await self._work(name)
             return JSONResponse({})
 
@@ -272,11 +274,11 @@ async def test_retry_after_is_how_long_what_waits_takes() -> None:
     assert admission.retry_after == 1
     never = asyncio.Event()
     for _ in range(2):
-        place = await admission.enter(never.wait)
+        place = await admission.acquire(never.wait)
         assert place is not None
         place.since -= 6.0
     # None has ended yet: it is as long as the first has been running.
-    waiting = [asyncio.ensure_future(admission.enter(never.wait)) for _ in range(9)]
+    waiting = [asyncio.ensure_future(admission.acquire(never.wait)) for _ in range(9)]
     await asyncio.sleep(0)
     assert admission.retry_after in (30, 31)
     for task in waiting:
@@ -285,23 +287,23 @@ async def test_retry_after_is_how_long_what_waits_takes() -> None:
     assert admission.waiting == 0
     assert admission.retry_after in (3, 4)
     admission = Admission(AdmissionLimits(1, 0, 1.0))
-    place = await admission.enter(never.wait)
+    place = await admission.acquire(never.wait)
     assert place is not None
     place.since -= 10_000
-    admission.leave(place)
+    admission.release(place)
     assert admission.retry_after == 60
 
 
 async def test_a_turn_that_comes_as_the_client_leaves_is_passed_on() -> None:
     admission = Admission(AdmissionLimits(1, 10, 1000.0))
     never, left = asyncio.Event(), asyncio.Event()
-    place = await admission.enter(never.wait)
+    place = await admission.acquire(never.wait)
     assert place is not None
-    leaving = asyncio.ensure_future(admission.enter(left.wait))
-    behind = asyncio.ensure_future(admission.enter(never.wait))
+    leaving = asyncio.ensure_future(admission.acquire(left.wait))
+    behind = asyncio.ensure_future(admission.acquire(never.wait))
     await asyncio.sleep(0.01)
     left.set()
-    admission.leave(place)
+    admission.release(place)
     assert await leaving is None
     assert await behind is not None
     assert (admission.running, admission.waiting) == (1, 0)
@@ -354,9 +356,9 @@ async def test_a_client_that_cannot_be_watched_keeps_no_place() -> None:
     async def stays() -> None:
         await asyncio.Event().wait()
 
-    place = await admission.enter(stays)
+    place = await admission.acquire(stays)
     assert place is not None
     with pytest.raises(OSError, match="is broken"):
-        await admission.enter(breaks)
-    admission.leave(place)
+        await admission.acquire(breaks)
+    admission.release(place)
     assert (admission.running, admission.waiting) == (0, 0)

@@ -10,7 +10,7 @@ import pytest
 from sglang_omni.client import RequestError, SamplingParams, TokenLogprob
 from sglang_omni.serve.models.completions import CompletionRequest
 from sglang_omni.serve.routes.completions import mean_logprob
-from sglang_omni.serve.routes.constraints import constraint_of, spelled
+from sglang_omni.serve.routes.constraints import constraint_of, renamed_params
 from sglang_omni.serve.routes.legacy_logprobs import LegacyLogprobs
 from sglang_omni.serve.routes.native_logprobs import input_fields, output_fields
 
@@ -101,7 +101,7 @@ def test_text_is_no_constraint() -> None:
 
 
 def test_errors_name_fields_as_the_request_spells_them() -> None:
-    with pytest.raises(RequestError) as refused, spelled({"logprobs": "top_logprobs"}):
+    with pytest.raises(RequestError) as refused, renamed_params({"logprobs": "top_logprobs"}):
         raise RequestError("logprobs: give no logprobs, or other top_logprobs", param="logprobs", code="x")
     assert refused.value.message == "top_logprobs: give no top_logprobs, or other top_logprobs"
     assert (refused.value.param, refused.value.code) == ("top_logprobs", "x")

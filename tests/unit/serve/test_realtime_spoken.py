@@ -10,7 +10,7 @@ from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.conversation import messages_of
 from sglang_omni.serve.realtime.input_buffer import InputBuffer
 from sglang_omni.serve.realtime.items import Item, Part
-from sglang_omni.serve.realtime.spoken import Spoken
+from sglang_omni.serve.realtime.spoken_text import Spoken
 
 TEXT = "The sea is wide. It is old. It has more to tell"
 

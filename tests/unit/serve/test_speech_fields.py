@@ -15,7 +15,7 @@ from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.models.speech import CreateSpeechRequest, SpeechItem
 from sglang_omni.serve.models.speech_stream import SpeechStreamConfig
-from sglang_omni.serve.routes.spoken import check_speech
+from sglang_omni.serve.routes.speech_encoding import check_speech
 from sglang_omni.serve.state import AppState, Capabilities
 
 # Each with a value that it may have, and one that it may not.

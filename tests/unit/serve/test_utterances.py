@@ -10,7 +10,7 @@ import pytest
 from starlette.websockets import WebSocketDisconnect
 
 from sglang_omni.client import UsageInfo
-from sglang_omni.serve.routes.utterances import Sentence, Utterance
+from sglang_omni.serve.routes.text_stream import Sentence, Utterance
 
 
 class Endless:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tokenizers import Tokenizer
 
 from sglang_omni.answers.content_tokens import ContentTokens
-from sglang_omni.answers.news import News
+from sglang_omni.answers.delta import Delta
 from sglang_omni.answers.reader import AnswerReader, Reading, is_foreign, reader_of, visible_tokens
 from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
 from sglang_omni.proto import StagePayload
@@ -75,11 +75,11 @@ class ReadText(IncrementalDetokenizer):
             fields["tool_calls"] = news.calls
         return fields
 
-    def _made_of(self, text: str) -> News:
+    def _made_of(self, text: str) -> Delta:
         """What a reader makes of the next text: of a spoken answer it gets each token's by itself."""
         if self.content_tokens is None:
             return self.reader.feed(text)
-        news = News()
+        news = Delta()
         for piece in self.content_tokens.pieces(text):
             new = self.reader.feed(piece)
             self.content_tokens.read(piece, new.content, self.reader.held)

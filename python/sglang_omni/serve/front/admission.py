@@ -79,8 +79,8 @@ class AdmissionLimits:
         )
 
 
-class Place:
-    """The place of a running request, and the time it was given.
+class Permit:
+    """What a running request holds: one of the server's places, since when.
 
     Attributes:
         parts: How many requests of the pipeline it stands for.
@@ -92,7 +92,7 @@ class Place:
 
 
 class Admission:
-    """The places of one server, given to requests in the order of their arrival.
+    """The permits of one server, given to requests in the order of their arrival.
 
     Attributes:
         refused: How many requests were refused, by reason.
@@ -105,9 +105,9 @@ class Admission:
         self.limits = limits or AdmissionLimits()
         self.refused = {"queue_full": 0, "queue_timeout": 0, "bodies": 0}
         self.closed: str | None = None
-        self._running: OrderedDict[Place, None] = OrderedDict()
+        self._running: OrderedDict[Permit, None] = OrderedDict()
         self._running_parts = 0
-        self._queue: OrderedDict[asyncio.Future[Place], None] = OrderedDict()
+        self._queue: OrderedDict[asyncio.Future[Permit], None] = OrderedDict()
         self._mean_seconds: float | None = None
         self._max_body_bytes = _LARGEST_BODIES * max_body_size
         self._body_bytes = 0
@@ -124,7 +124,7 @@ class Admission:
     @property
     def is_full(self) -> bool:
         """Whether a request that arrives now is refused."""
-        return not self._has_place and len(self._queue) >= self.limits.queue_size
+        return not self._has_room and len(self._queue) >= self.limits.queue_size
 
     @property
     def retry_after(self) -> int:
@@ -133,30 +133,30 @@ class Admission:
             return 1
         mean = self._mean_seconds
         if mean is None:
-            mean = time.monotonic() - next(iter(self._running), Place()).since
+            mean = time.monotonic() - next(iter(self._running), Permit()).since
         seconds = (len(self._queue) + 1) * mean / limit
         return min(max(1, math.ceil(seconds)), _LONGEST_RETRY_AFTER_S)
 
-    async def enter(self, leaving: Callable[[], Awaitable[Any]]) -> Place | None:
-        """A place, waited for in the queue if none is free.
+    async def acquire(self, leaving: Callable[[], Awaitable[Any]]) -> Permit | None:
+        """A permit, waited for in the queue if none is free.
 
         Args:
             leaving: Returns once the request's client has left.
 
         Returns:
-            The place, for ``leave``; None if the client left first.
+            The permit, for ``release``; None if the client left first.
 
         Raises:
             HTTPException: 429: the queue is full, or the request has waited for too long.
         """
-        if self._has_place:
+        if self._has_room:
             return self._give()
         if self.is_full:
             raise self.refusal("queue_full")
-        turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         self._queue[turn] = None
         left = asyncio.ensure_future(leaving())
-        place = None
+        permit = None
         try:
             done, _ = await asyncio.wait(
                 {turn, left}, timeout=self.limits.queue_timeout, return_when=asyncio.FIRST_COMPLETED
@@ -166,34 +166,34 @@ class Admission:
             if left in done:
                 left.result()
             else:
-                place = turn.result()
-            return place
+                permit = turn.result()
+            return permit
         finally:
             left.cancel()
             self._queue.pop(turn, None)
-            if place is None and turn.done():
-                # The request got its place while it was leaving.
+            if permit is None and turn.done():
+                # The request got its permit while it was leaving.
                 self._pass_on(turn.result())
 
-    def enter_if_free(self) -> Place | None:
-        """A place, for ``leave``; None if none is free now, or other requests wait for one."""
-        return self._give() if self._has_place else None
+    def acquire_if_free(self) -> Permit | None:
+        """A permit, for ``release``; None if none is free now, or other requests wait for one."""
+        return self._give() if self._has_room else None
 
-    def leave(self, place: Place) -> None:
-        """Give a place back: the first requests that wait get what is free."""
-        seconds = time.monotonic() - place.since
+    def release(self, permit: Permit) -> None:
+        """Give a permit back: the first requests that wait get what is free."""
+        seconds = time.monotonic() - permit.since
         mean = self._mean_seconds
         self._mean_seconds = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        self._pass_on(place)
+        self._pass_on(permit)
 
-    def widen(self, place: Place, parts: int) -> None:
-        """Have a place stand for ``parts`` requests of the pipeline.
+    def widen(self, permit: Permit, parts: int) -> None:
+        """Have a permit stand for ``parts`` requests of the pipeline.
 
-        They run at once, even beyond the limit: a request that waited for further places while it holds one
+        They run at once, even beyond the limit: a request that waited for further permits while it holds one
         could wait for ever. Until they end, later requests wait.
         """
-        self._running_parts += parts - place.parts
-        place.parts = parts
+        self._running_parts += parts - permit.parts
+        permit.parts = parts
 
     def refusal(self, reason: str) -> HTTPException:
         """The error for a request that is refused, which is counted. ``reason``: a key of ``refused``."""
@@ -202,8 +202,8 @@ class Admission:
         seconds = self.retry_after
         return HTTPException(429, f"{why}; try again in {seconds} s", headers={"retry-after": str(seconds)})
 
-    def hold(self, more: int) -> None:
-        """Count ``more`` bytes of a body, until ``let_go``.
+    def hold_bytes(self, more: int) -> None:
+        """Count ``more`` bytes of a body, until ``release_bytes``.
 
         Raises:
             HTTPException: 429: the bodies of all requests together are too large.
@@ -212,23 +212,23 @@ class Admission:
             raise self.refusal("bodies")
         self._body_bytes += more
 
-    def let_go(self, held: int) -> None:
+    def release_bytes(self, held: int) -> None:
         self._body_bytes -= held
 
     @property
-    def _has_place(self) -> bool:
+    def _has_room(self) -> bool:
         limit = self.limits.max_running
         return limit is None or (self._running_parts < limit and not self._queue)
 
-    def _give(self) -> Place:
-        place = Place()
-        self._running[place] = None
-        self._running_parts += place.parts
-        return place
+    def _give(self) -> Permit:
+        permit = Permit()
+        self._running[permit] = None
+        self._running_parts += permit.parts
+        return permit
 
-    def _pass_on(self, place: Place) -> None:
-        del self._running[place]
-        self._running_parts -= place.parts
+    def _pass_on(self, permit: Permit) -> None:
+        del self._running[permit]
+        self._running_parts -= permit.parts
         limit = self.limits.max_running
         while self._queue and (limit is None or self._running_parts < limit):
             turn, _ = self._queue.popitem(last=False)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_omni.proto import Unavailable
-from sglang_omni.serve.front.admission import Admission, Place
+from sglang_omni.serve.front.admission import Admission, Permit
 from sglang_omni.serve.front.errors import CLIENT_CLOSED_REQUEST, error_response
 from sglang_omni.serve.front.request_ids import HttpAnswer
 from sglang_omni.serve.front.websockets import answered_with
@@ -62,8 +62,8 @@ class BodyLimit:
         await self.app(scope, counted, watched)
 
 
-class Gate:
-    """Has each request wait for a place once its body is complete, and keep it until its answer is computed.
+class AdmissionMiddleware:
+    """Has each request wait for a permit once its body is complete, and keep it until its answer is computed.
 
     If the queue is full, a request is refused and its body dropped. The body of a waiting request is not
     parsed yet.
@@ -88,16 +88,16 @@ class Gate:
             await _drop_body(receive)
             await error_response(refusal)(scope, receive, send)
             return
-        visit = GateVisit(self.admission, self.metrics, receive)
-        scope.setdefault("state", {})["visit"] = visit
+        admitted = AdmittedRequest(self.admission, self.metrics, receive)
+        scope.setdefault("state", {})["admitted"] = admitted
         try:
-            await self.app(scope, visit.receive, send)
+            await self.app(scope, admitted.receive, send)
         finally:
-            visit.end()
+            admitted.end()
 
 
-class GateVisit:
-    """One request's way through the gate. Routes find it in ``request.state.visit``."""
+class AdmittedRequest:
+    """One request's way through the gate. Routes find it in ``request.state.admitted``."""
 
     def __init__(self, admission: Admission, metrics: Metrics, receive: Receive) -> None:
         self._admission = admission
@@ -105,7 +105,7 @@ class GateVisit:
         self._receive = receive
         self._received = self._held = 0
         self._has_entered = False
-        self._place: Place | None = None
+        self._permit: Permit | None = None
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -113,26 +113,26 @@ class GateVisit:
             return message
         self._received += len(message.get("body", b""))
         more = max(0, self._received - _UNCOUNTED) - self._held
-        self._admission.hold(more)
+        self._admission.hold_bytes(more)
         self._held += more
         if not message.get("more_body", False):
             self._has_entered = True
             began = time.monotonic()
-            self._place = await self._admission.enter(self._receive)
-            if self._place is None:
+            self._permit = await self._admission.acquire(self._receive)
+            if self._permit is None:
                 return {"type": "http.disconnect"}
             self._metrics.request_queue_time.observe(time.monotonic() - began)
         return message
 
     def widen(self, parts: int) -> None:
-        """Have the request's place stand for ``parts`` requests of the pipeline."""
-        if self._place is not None:
-            self._admission.widen(self._place, parts)
+        """Have the request's permit stand for ``parts`` requests of the pipeline."""
+        if self._permit is not None:
+            self._admission.widen(self._permit, parts)
 
     def end(self) -> None:
-        self._admission.let_go(self._held)
-        if self._place is not None:
-            self._admission.leave(self._place)
+        self._admission.release_bytes(self._held)
+        if self._permit is not None:
+            self._admission.release(self._permit)
 
 
 async def _drop_body(receive: Receive) -> None:

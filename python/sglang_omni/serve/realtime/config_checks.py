@@ -16,7 +16,7 @@ from sglang_omni.serve.realtime.detectors import create_detector
 from sglang_omni.serve.realtime.events import validated
 from sglang_omni.serve.realtime.smart_turn import smart_turn_file
 from sglang_omni.serve.realtime.turns import SemanticVad, ServerVad, TurnDetection
-from sglang_omni.serve.routes.constraints import spelled
+from sglang_omni.serve.routes.constraints import renamed_params
 from sglang_omni.serve.state import AppState
 
 # Fields that null switches off; in others it counts as left out.
@@ -25,7 +25,7 @@ _SWITCHED_OFF = {"turn_detection", "transcription", "noise_reduction", "voice", 
 _SILENCE_MS = {"low": 1500, "medium": 800, "auto": 800, "high": 500}
 _NO_EFFECT = "of no effect here"
 # The session's fields by the names that stages know.
-_SPELLING = {
+_PARAM_NAMES = {
     "voice": "session.audio.output.voice",
     "speed": "session.audio.output.speed",
     "max_new_tokens": "session.max_output_tokens",
@@ -107,7 +107,7 @@ def check_config(config: SessionConfig, server: AppState) -> None:
         create_detector(heard.turn_detection)
     if heard.transcription is not None:
         server.check_task("transcription", "session.audio.input.transcription")
-        with spelled(_SPELLING):
+        with renamed_params(_PARAM_NAMES):
             server.check_params("transcription", transcription_params(heard.transcription), None)
     if config.type == "transcription":
         if heard.transcription is None:
@@ -124,7 +124,7 @@ def check_config(config: SessionConfig, server: AppState) -> None:
         voice = server.check_voice(output.voice_name, "session.audio.output.voice")
         if voice != output.voice_name:
             output.voice = voice
-    with spelled(_SPELLING):
+    with renamed_params(_PARAM_NAMES):
         server.check_params("chat", chat_params(config), None, spoken=config.is_spoken)
 
 

@@ -13,7 +13,7 @@ from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.events import Id, new_id, validated
 from sglang_omni.serve.realtime.fields import RealtimeModel
 from sglang_omni.serve.realtime.sound import AudioFormat, decoded
-from sglang_omni.serve.realtime.spoken import Spoken
+from sglang_omni.serve.realtime.spoken_text import Spoken
 from sglang_omni.serve.state import AppState
 
 Status = Literal["in_progress", "completed", "incomplete"]

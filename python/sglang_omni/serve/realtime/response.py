@@ -172,15 +172,15 @@ class Response:
             owner=self._caller.owner,
         )
         name = RequestName(self.id, self.id, owner=self._caller.owner)
-        place = await server.admission.enter(asyncio.Event().wait)
-        assert place is not None
+        permit = await server.admission.acquire(asyncio.Event().wait)
+        assert permit is not None
         try:
             request_id = server.running.admit(name, None)
             async with aclosing(server.transport.parts(request, request_id)) as parts:
                 await self._send(parts)
         finally:
             server.running.leave(name)
-            server.admission.leave(place)
+            server.admission.release(permit)
 
     async def _send(self, parts: AsyncGenerator[GenerateChunk, None]) -> None:
         outputs, begun = self._outputs, time.monotonic()

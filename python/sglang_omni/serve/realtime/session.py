@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar
 
 from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.warnings import collected
-from sglang_omni.serve.realtime.asking import read_asked
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.config import SessionConfig
 from sglang_omni.serve.realtime.config_checks import default_config, updated
@@ -36,12 +35,13 @@ from sglang_omni.serve.realtime.events import (
     parse_event,
     read_event,
 )
-from sglang_omni.serve.realtime.hearing import tell_transcript, transcribe
 from sglang_omni.serve.realtime.input_buffer import MAX_SECONDS, InputBuffer
+from sglang_omni.serve.realtime.input_transcription import tell_transcript, transcribe
 from sglang_omni.serve.realtime.items import Item, Part, base64_bytes, read_item
 from sglang_omni.serve.realtime.listener import AnswerListener
 from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.response import Asked, Caller, Response
+from sglang_omni.serve.realtime.response_create import read_asked
 from sglang_omni.serve.realtime.sound import RATE, Samples, SoundDecoder
 from sglang_omni.serve.realtime.turns import ServerVad, SpeechStarted, SpeechStopped, TurnDetector
 from sglang_omni.serve.realtime.updates import done_in_part

@@ -17,11 +17,11 @@ from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.streaming import EventStream, until_disconnect
 from sglang_omni.serve.models.chat import ChatCompletionRequest
-from sglang_omni.serve.observe.playback import listening
+from sglang_omni.serve.observe.playback_metrics import listening
 from sglang_omni.serve.routes.chat_answer import Answers, part_of
-from sglang_omni.serve.routes.chat_request import audio_format_of, spelling_of, to_generate_request
+from sglang_omni.serve.routes.chat_request import audio_format_of, param_names_of, to_generate_request
 from sglang_omni.serve.routes.choices import Choices, choices_of
-from sglang_omni.serve.routes.constraints import spelled
+from sglang_omni.serve.routes.constraints import renamed_params
 from sglang_omni.serve.routes.reasoning import usable_effort
 from sglang_omni.serve.state import AppState, request_id_of
 
@@ -32,7 +32,7 @@ class _Reply:
 
     Attributes:
         head: The fields that the body and every event begin with.
-        spelling: The request's fields by the names that stages know.
+        param_names: The request's fields by the names that stages know.
     """
 
     head: dict[str, Any]
@@ -41,7 +41,7 @@ class _Reply:
     audio_format: str
     include_usage: bool
     timings: bool
-    spelling: Mapping[str, str]
+    param_names: Mapping[str, str]
 
     def event(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         usage = {"usage": None} if self.include_usage else {}
@@ -79,7 +79,7 @@ def chat_routes(server: AppState) -> APIRouter:
             audio_format=audio_format,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             timings=body.timings,
-            spelling=spelling_of(body),
+            param_names=param_names_of(body),
         )
         if body.stream:
             return EventStream(_events(server, reply), request_id=request_id)
@@ -89,7 +89,7 @@ def chat_routes(server: AppState) -> APIRouter:
 
 
 async def _completion(server: AppState, reply: _Reply) -> dict[str, Any]:
-    with spelled(reply.spelling):
+    with renamed_params(reply.param_names):
         results = await reply.choices.complete()
     usage = reply.choices.usage([result.usage for result in results])
     server.metrics.finished(usage)
@@ -117,7 +117,7 @@ async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, A
     silent, running = set(range(count)), set(range(count))
     usages: list[UsageInfo | None] = [None] * count
     encoders = [PartEncoder(reply.audio_format) for _ in range(count)]
-    with spelled(reply.spelling), listening(server.metrics) as play:
+    with renamed_params(reply.param_names), listening(server.metrics) as play:
         async with aclosing(reply.choices.stream()) as parts:
             async for index, part in parts:
                 sound = await answers.sound(encoders[index], part)

@@ -20,9 +20,9 @@ from sglang_omni.serve.models.content import (
     VideoUrlPart,
 )
 from sglang_omni.serve.models.tools import FunctionChoice, ToolOfChoice
-from sglang_omni.serve.routes.constraints import constraint_of, guiding_params, spelled
+from sglang_omni.serve.routes.constraints import constraint_of, guiding_params, renamed_params
 from sglang_omni.serve.routes.sampling import check_stream_options, to_sampling
-from sglang_omni.serve.routes.spoken import check_encodable
+from sglang_omni.serve.routes.speech_encoding import check_encodable
 from sglang_omni.serve.state import AppState
 
 _PART_MODALITY = {
@@ -91,17 +91,17 @@ def to_generate_request(server: AppState, body: ChatCompletionRequest) -> Genera
     )
 
 
-def spelling_of(body: ChatCompletionRequest) -> dict[str, str]:
+def param_names_of(body: ChatCompletionRequest) -> dict[str, str]:
     """The request's fields by the names that stages know."""
     constraint = constraint_of(body)
-    spelling = {} if constraint is None else {constraint.kind: constraint.param}
+    names = {} if constraint is None else {constraint.kind: constraint.param}
     if body.functions is not None:
-        spelling |= {"tools": "functions", "tool_choice": "function_call"}
+        names |= {"tools": "functions", "tool_choice": "function_call"}
     # A stage makes one of the tools, and after reasoning of what else the answer must match.
-    made_of = spelling.get("tools", "tools") if constraint is None else constraint.param
+    made_of = names.get("tools", "tools") if constraint is None else constraint.param
     for name in ("structural_tag", "json_schema"):
-        spelling.setdefault(name, made_of)
-    return spelling
+        names.setdefault(name, made_of)
+    return names
 
 
 def _sampling(body: ChatCompletionRequest) -> SamplingParams:
@@ -139,7 +139,7 @@ def _tools(body: ChatCompletionRequest) -> dict[str, Any]:
     if not tools and choice in (None, "none", "auto"):
         return {}
     fields = {"tools": tools, "tool_choice": choice}
-    with spelled(spelling_of(body)):
+    with renamed_params(param_names_of(body)):
         tools_of(fields)
     return fields | {"parallel_tool_calls": parallel}
 
@@ -153,7 +153,7 @@ def _chosen(choice: str | ToolOfChoice | FunctionChoice | None) -> str | dict[st
 def _check_params(server: AppState, body: ChatCompletionRequest, params: dict[str, Any]) -> None:
     spoken = "audio" in (body.modalities or ())
     try:
-        with spelled(spelling_of(body)):
+        with renamed_params(param_names_of(body)):
             server.check_params("chat", params, body.stage_params, spoken=spoken)
     except RequestError as exc:
         if exc.param != "voice":

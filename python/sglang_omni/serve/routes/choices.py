@@ -187,7 +187,7 @@ def choices_of(
             code="invalid_value",
         )
     if count > 1:
-        request.state.visit.widen(count)
+        request.state.admitted.widen(count)
     name = request.state.request_name
     if names is None:
         ids = server.running.split(name, count)

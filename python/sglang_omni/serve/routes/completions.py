@@ -22,7 +22,7 @@ from sglang_omni.serve.front.streaming import EventStream, until_disconnect
 from sglang_omni.serve.models.completions import CompletionRequest
 from sglang_omni.serve.models.generate import NativeRequest
 from sglang_omni.serve.routes.choices import Choices, choices_of
-from sglang_omni.serve.routes.constraints import constraint_of, guiding_params, spelled
+from sglang_omni.serve.routes.constraints import constraint_of, guiding_params, renamed_params
 from sglang_omni.serve.routes.legacy_logprobs import LegacyLogprobs, text_of
 from sglang_omni.serve.routes.sampling import check_stream_options, to_sampling
 from sglang_omni.serve.state import AppState, request_id_of
@@ -35,14 +35,14 @@ class _Reply:
     Attributes:
         head: The fields that every event and the body begin with.
         echoes: The text of each prompt, if the answers repeat it.
-        spelling: The request's fields by the names that stages know.
+        param_names: The request's fields by the names that stages know.
     """
 
     body: CompletionRequest
     head: dict[str, Any]
     choices: Choices
     echoes: list[str]
-    spelling: Mapping[str, str]
+    param_names: Mapping[str, str]
 
     def echo(self, index: int) -> str:
         """What an answer begins with."""
@@ -58,8 +58,8 @@ def completion_routes(server: AppState) -> APIRouter:
         model = server.check_model(body.model)
         server.check_task("completion")
         _check(body)
-        sampling, spelling = _sampling(body)
-        with spelled(spelling):
+        sampling, names = _sampling(body)
+        with renamed_params(names):
             params = {**prompt_params(body), **guiding_params(sampling)}
             server.check_params("completion", params, body.stage_params)
         prompts = _prompts(body)
@@ -74,7 +74,7 @@ def completion_routes(server: AppState) -> APIRouter:
             "created": int(time.time()),
             "model": model,
         }
-        reply = _Reply(body, head, choices, echoes, spelling)
+        reply = _Reply(body, head, choices, echoes, names)
         if body.stream:
             return EventStream(_events(server, reply), request_id=request_id)
         return JSONResponse(await until_disconnect(request.receive, _completion(server, reply)))
@@ -85,7 +85,7 @@ def completion_routes(server: AppState) -> APIRouter:
 async def _completion(server: AppState, reply: _Reply) -> dict[str, Any]:
     """The body of an answer."""
     body = reply.body
-    with spelled(reply.spelling):
+    with renamed_params(reply.param_names):
         results = await reply.choices.complete()
     usage = reply.choices.usage([result.usage for result in results])
     server.metrics.finished(usage)
@@ -127,7 +127,7 @@ async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, A
     usages: list[UsageInfo | None] = [None] * len(reply.choices)
     writers = [LegacyLogprobs() for _ in usages] if body.logprobs is not None else []
     echoing = dict.fromkeys(range(len(usages))) if body.echo else {}
-    with spelled(reply.spelling):
+    with renamed_params(reply.param_names):
         async with aclosing(reply.choices.stream()) as chunks:
             async for index, chunk in chunks:
                 if started is not None:
@@ -212,11 +212,11 @@ def _sampling(body: CompletionRequest) -> tuple[SamplingParams, dict[str, str]]:
     )
     if constraint is not None:
         sampling = constraint.apply(sampling)
-    spelling = {constraint.kind: constraint.param} if constraint else {}
-    spelling["prompt_logprobs"] = "logprobs"
+    names = {constraint.kind: constraint.param} if constraint else {}
+    names["prompt_logprobs"] = "logprobs"
     if body.logprobs is None:
-        spelling["logprobs"] = "best_of"
-    return sampling, spelling
+        names["logprobs"] = "best_of"
+    return sampling, names
 
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:

@@ -77,8 +77,8 @@ def guiding_params(sampling: SamplingParams) -> dict[str, Any]:
 
 
 @contextmanager
-def spelled(names: Mapping[str, str]) -> Iterator[None]:
-    """Have errors name fields as the request spells them. ``names``: by the names that stages know."""
+def renamed_params(names: Mapping[str, str]) -> Iterator[None]:
+    """Have errors name fields as the request does. ``names``: by the names that stages know."""
     try:
         yield
     except RequestError as exc:

@@ -27,7 +27,7 @@ from sglang_omni.serve.models.responses import (
     SchemaFormat,
 )
 from sglang_omni.serve.responses_store import KeptResponse
-from sglang_omni.serve.routes.constraints import ANY_OBJECT, guiding_params, spelled
+from sglang_omni.serve.routes.constraints import ANY_OBJECT, guiding_params, renamed_params
 from sglang_omni.serve.routes.reasoning import usable_effort
 from sglang_omni.serve.routes.responses_input import check_media, conversation, input_items
 from sglang_omni.serve.routes.responses_output import Event, OutputWriter
@@ -35,8 +35,8 @@ from sglang_omni.serve.routes.sampling import to_sampling
 from sglang_omni.serve.state import AppState, request_id_of
 
 # The request's fields by the names that stages know.
-_SPELLING = {"json_schema": "text.format", "logprobs": "top_logprobs", "messages": "input"}
-_SPELLING |= {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+_PARAM_NAMES = {"json_schema": "text.format", "logprobs": "top_logprobs", "messages": "input"}
+_PARAM_NAMES |= {"max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 
 
 @dataclass
@@ -104,7 +104,7 @@ def response_routes(server: AppState) -> APIRouter:
         async def written() -> dict[str, Any]:
             running[response_id] = reply
             try:
-                with spelled(_SPELLING):
+                with renamed_params(_PARAM_NAMES):
                     whole = await server.transport.whole(generate, request_id)
             finally:
                 del running[response_id]
@@ -206,7 +206,7 @@ async def _events(reply: _Reply, request: GenerateRequest) -> AsyncGenerator[Eve
     started = time.monotonic()
     begun = False
     try:
-        with spelled(_SPELLING):
+        with renamed_params(_PARAM_NAMES):
             async with aclosing(reply.server.transport.parts(request, reply.request_id)) as parts:
                 async for part in parts:
                     if not begun:
@@ -248,7 +248,7 @@ def _request(
     params = {**extra, **guiding_params(sampling)}
     if tools:
         params |= {"tools": tools, "tool_choice": choice}
-    with spelled(_SPELLING):
+    with renamed_params(_PARAM_NAMES):
         server.check_params("chat", params, body.stage_params)
     earlier = () if previous is None else previous.context()
     return GenerateRequest(

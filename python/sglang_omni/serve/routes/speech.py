@@ -17,7 +17,7 @@ from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import session_key
 from sglang_omni.serve.front.streaming import EventStream, StreamedResponse, until_disconnect
 from sglang_omni.serve.models.speech import CreateSpeechRequest
-from sglang_omni.serve.routes.spoken import (
+from sglang_omni.serve.routes.speech_encoding import (
     EncodedSpeech,
     check_encodable,
     check_speech,

@@ -22,7 +22,7 @@ from sglang_omni.serve.front.session import session_key
 from sglang_omni.serve.front.streaming import until_disconnect
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.models.speech import SpeechBatchRequest, SpeechFields, SpeechItem
-from sglang_omni.serve.routes.spoken import (
+from sglang_omni.serve.routes.speech_encoding import (
     check_encodable,
     check_speech,
     speech_request,
@@ -85,12 +85,12 @@ async def in_free_places(admission: Admission, works: list[Work]) -> None:
     async with asyncio.TaskGroup() as group:
 
         async def further() -> None:
-            while left and (place := admission.enter_if_free()):
+            while left and (permit := admission.acquire_if_free()):
                 work = left.popleft()
                 try:
                     await work()
                 finally:
-                    admission.leave(place)
+                    admission.release(permit)
 
         while left:
             work = left.popleft()

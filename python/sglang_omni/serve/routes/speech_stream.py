@@ -30,14 +30,14 @@ from sglang_omni.serve.models.speech_stream import (
     SpeechStreamConfig,
     SpokenText,
 )
-from sglang_omni.serve.routes.spoken import (
+from sglang_omni.serve.routes.speech_encoding import (
     EncodedSpeech,
     check_encodable,
     check_speech,
     speech_request,
     usage_fields,
 )
-from sglang_omni.serve.routes.utterances import Sentence, Utterance
+from sglang_omni.serve.routes.text_stream import Sentence, Utterance
 from sglang_omni.serve.state import AppState, request_id_of
 
 # Seconds without a message while nothing is spoken.

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from sglang_omni.proto import RequestError
 from sglang_omni.serve.routes.forms import read_form
-from sglang_omni.serve.routes.spoken import own_voices
+from sglang_omni.serve.routes.speech_encoding import own_voices
 from sglang_omni.serve.state import AppState
 from sglang_omni.serve.voice_names import OPENAI_VOICES
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class News:
+class Delta:
     """What a piece of text adds to an answer.
 
     Attributes:
@@ -24,7 +24,7 @@ class News:
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
 
-    def __iadd__(self, later: News) -> News:
+    def __iadd__(self, later: Delta) -> Delta:
         self.content += later.content
         self.reasoning += later.reasoning
         self.calls += later.calls

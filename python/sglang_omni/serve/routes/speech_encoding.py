@@ -17,8 +17,8 @@ from sglang_omni.generation.results import SpeechResult, to_speech
 from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.session import owner_of
 from sglang_omni.serve.models.speech import SpeechFields
-from sglang_omni.serve.observe.playback import listening
-from sglang_omni.serve.routes.constraints import spelled
+from sglang_omni.serve.observe.playback_metrics import listening
+from sglang_omni.serve.routes.constraints import renamed_params
 from sglang_omni.serve.state import AppState
 
 _REFERENCES = ("ref_audio", "ref_text")
@@ -42,7 +42,7 @@ def check_speech(
     if fields.instructions and not server.takes("speech", "instructions"):
         server.ignore("instructions", "of no effect on this model's speech")
         fields.instructions = None
-    with spelled({"max_new_tokens": "max_tokens"} if fields.max_new_tokens is None else {}):
+    with renamed_params({"max_new_tokens": "max_tokens"} if fields.max_new_tokens is None else {}):
         server.check_params("speech", fields.given, stage_params)
 
 

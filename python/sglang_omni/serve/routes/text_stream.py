@@ -11,7 +11,7 @@ from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import first_failure
 from sglang_omni.serve.front.admission import Admission
-from sglang_omni.serve.routes.spoken import EncodedSpeech
+from sglang_omni.serve.routes.speech_encoding import EncodedSpeech
 
 # As in the pipeline: the first clause of this length is enough sound to make the rest meanwhile.
 _CLAUSE_CHARS = 24
@@ -122,18 +122,18 @@ class Utterance:
         self._in_order.put_nowait(None)
 
     async def _make(self, sentence: Sentence) -> None:
-        place = None
+        permit = None
         try:
             # A client that leaves cancels this task.
-            place = await self._admission.enter(asyncio.Event().wait)
+            permit = await self._admission.acquire(asyncio.Event().wait)
             async with aclosing(sentence.speech.pieces()) as pieces:
                 async for piece in pieces:
                     sentence.pieces.put_nowait(piece)
         except Exception as exc:  # noqa: BLE001 - one sentence's failure is that sentence's error
             sentence.error = exc
         finally:
-            if place is not None:
-                self._admission.leave(place)
+            if permit is not None:
+                self._admission.release(permit)
             sentence.pieces.put_nowait(None)
 
     async def _send_sentences(self) -> None:

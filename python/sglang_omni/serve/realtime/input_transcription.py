@@ -36,8 +36,8 @@ async def transcribe(
     )
     name = RequestName(new_id("item"), item.id, owner=caller.owner)
     try:
-        turn = await server.admission.enter(asyncio.Event().wait)
-        assert turn is not None
+        permit = await server.admission.acquire(asyncio.Event().wait)
+        assert permit is not None
         try:
             request_id = server.running.admit(name, None)
             answer = AnswerBuilder()
@@ -48,7 +48,7 @@ async def transcribe(
                         outbox.put(f"{_PREFIX}.delta", **place, delta=heard.text)
         finally:
             server.running.leave(name)
-            server.admission.leave(turn)
+            server.admission.release(permit)
     except Exception as exc:  # noqa: BLE001  # it is told to the client
         outbox.put(f"{_PREFIX}.failed", **place, error=error_fields(exc))
         return
