@@ -82,7 +82,7 @@ def driver_findings() -> list[Finding]:
 
 
 def torch_findings() -> list[Finding]:
-    """Whether torch, as it is installed, was built for GPUs. Call it if there are some."""
+    """True if torch, as it is installed, was built for GPUs. Call it if there are some."""
     if version_of("torch") is None:
         return [Finding("fail", "torch", "not installed", install_line("serve"))]
     if torch_cuda_version() is None:

@@ -178,7 +178,7 @@ def nvlink_pairs(uuids: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def linked_by_nvlink(uuids: Sequence[str]) -> bool:
-    """Whether every two of these GPUs are linked by NVLink; False if that is not known."""
+    """True if every two of these GPUs are linked by NVLink; False if that is not known."""
     try:
         return len(nvlink_pairs(uuids)) == math.comb(len(uuids), 2)
     except NvmlUnknown as reason:

@@ -23,8 +23,8 @@ class JsonForm:
     Attributes:
         begin, end: Marks around calls, either may be missing. Without an end calls go on to other text.
         bare: The characters one of which begins a call without a mark, at the very beginning of an answer.
-        named: Whether the mark may be followed by a name and the arguments alone.
-        is_special: Whether the marks are special tokens, which users never see.
+        named: True if the mark may be followed by a name and the arguments alone.
+        is_special: True if the marks are special tokens, which users never see.
     """
 
     begin: str

@@ -18,7 +18,7 @@ def forced_calls(form: CallFormat, tools: Tools, *, parallel: bool) -> Format:
 
     Args:
         tools: Those that may be called.
-        parallel: Whether there may be several.
+        parallel: True if there may be several.
     """
     calls: Format = {
         "type": "tags_with_separator",

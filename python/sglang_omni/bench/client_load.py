@@ -1,4 +1,4 @@
-"""Whether the measuring client was itself too busy to measure."""
+"""True if the measuring client was itself too busy to measure."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Result:
     """
     Attributes:
         client: What the run cost this process; see ``ClientLoad.done``.
-        stopped: Whether Ctrl-C ended it.
+        stopped: True if Ctrl-C ended it.
     """
 
     model: str

@@ -38,12 +38,12 @@ class EngineOptions:
             prompts.
         context_length: The most tokens of prompt and answer together; None for the checkpoint's own limit.
         page_size: Tokens in a page of the KV pool, the unit of sharing; None for the engine's own choice.
-        prefix_cache: Whether requests share the keys and values of common prefixes.
+        prefix_cache: True if requests share the keys and values of common prefixes.
         num_threads: Threads that torch uses in this process; None leaves its choice.
         quantization: SGLang's name of a quantization; None for the one that the checkpoint names, if any.
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
         attention_backend: SGLang's name; None for its choice by the hardware.
-        cuda_graph: Whether steps on a GPU are captured as CUDA graphs if they can be.
+        cuda_graph: True if steps on a GPU are captured as CUDA graphs if they can be.
         prefill_cuda_graph: True if prompts are, too, by SGLang's own model classes.
         overlap_schedule: True if SGLang launches a step before it reads the tokens of the last one, of a
             decoder that ``steps_ahead``; None for yes on a GPU.
@@ -115,12 +115,12 @@ class DecoderSpec:
         component: Prefix of the names of the decoder's tensors. One that is not used is an error.
         capture_layer: ``hidden_states[capture_layer]`` (transformers' numbering) of prompts is kept, for
             states that want it.
-        captures_all: Whether these are kept of all tokens, also of those that are generated, and not of
+        captures_all: True if these are kept of all tokens, also of those that are generated, and not of
             prompts with media alone.
         strategy: For models whose input rows are not embeddings of their tokens.
         suppress_token_ids: Tokens that are never chosen.
         open_checkpoint: Reads checkpoints whose tensors have other names or layouts.
-        takes_media: Whether prompts may have rows of media; always so for positions on three axes.
+        takes_media: True if prompts may have rows of media; always so for positions on three axes.
     """
 
     model_path: Path

@@ -74,7 +74,7 @@ class GenerateRequest:
         stage_sampling: Sampling parameters of single stages, by stage name.
         stage_params: Other parameters of single stages, by stage name.
         extra_params: Further request parameters, such as ``voice``, ``speed`` or ``language``.
-        stream: Whether ``generate`` yields parts as they come, or the whole result at once.
+        stream: True if ``generate`` yields parts as they come, False for the whole answer at once.
         max_tokens: Limit of new tokens; overrides ``sampling.max_new_tokens``.
         output_modalities: Of ``text`` and ``audio``; None leaves it to the task.
         metadata: Data for routing, which no model reads. ``task`` is one of ``chat``, ``completion``,
@@ -84,10 +84,10 @@ class GenerateRequest:
         owner: Separates the callers of one pipeline: a request id belongs to its owner, and no other caller
             can abort it. A server tells its callers apart itself.
         timeout: Seconds until the request is aborted and ``TimeoutError`` raised.
-        timings: Whether the result tells the seconds spent in each stage.
+        timings: True if the result tells the seconds spent in each stage.
         tools: OpenAI's tool objects, of which the answer may call some.
         tool_choice: OpenAI's: "auto", "none", "required", or an object that names one of the tools.
-        parallel_tool_calls: Whether one answer may call several.
+        parallel_tool_calls: True if one answer may call several.
     """
 
     model: str | None = None
@@ -159,9 +159,9 @@ def transcription_request(
         language: Of the speech, as a name or a code; None leaves it to the model.
         prompt: Text that came before, or words to expect.
         temperature: Above 0 the text is drawn, at 0 or None it is the likeliest.
-        word_timestamps: Whether segments have the times of their words.
+        word_timestamps: True if segments have the times of their words.
         translate: True for a transcript in English.
-        stream: Whether the text comes in parts.
+        stream: True if the text comes in parts.
         fields: Other fields of ``GenerateRequest``.
     """
     params = {

@@ -61,12 +61,12 @@ class DecoderConfig:
             ``hidden_size``.
         mrope_section: The pairs of channels that turn by time, height and width, if positions have three
             axes; None for plain positions.
-        mrope_interleaved: Whether these are interleaved as T H W T H W ..., the rest by time. If not, those
+        mrope_interleaved: True if these are interleaved as T H W T H W ..., the rest by time. If not, those
             by time come first, then those by height, then those by width.
         num_experts: 0 if no layer is sparse.
-        norm_topk_prob: Whether the weights of a token's experts are scaled to sum to 1.
+        norm_topk_prob: True if the weights of a token's experts are scaled to sum to 1.
         shared_expert_intermediate_size: Width of the expert that every token passes; 0 for none.
-        dual_ffn: Whether rows of audio have norms and an MLP of their own.
+        dual_ffn: True if rows of audio have norms and an MLP of their own.
     """
 
     model_type: str

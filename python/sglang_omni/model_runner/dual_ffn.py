@@ -44,7 +44,7 @@ class AudioState(Protocol):
     """A sequence's state, of such a decoder."""
 
     def is_audio(self, place: int) -> bool:
-        """Whether the row at index ``place`` of the sequence is one of audio."""
+        """True if the row at index ``place`` of the sequence is one of audio."""
         ...
 
 

@@ -26,8 +26,8 @@ class ThinkerState:
         visual_positions: (v,) int64, the media rows that are images or video.
         deepstack: (v, H) each. ``deepstack[k]`` is added to the visual rows after layer k (DeepStack,
             arXiv:2406.04334).
-        wants_hidden: Whether ``media_hidden`` is wanted.
-        wants_rows: Whether ``rows`` are wanted, of a decoder that captures all.
+        wants_hidden: True if ``media_hidden`` is wanted.
+        wants_rows: True if ``rows`` are wanted, of a decoder that captures all.
         media_hidden: Output, (m, H): ``hidden_states[capture_layer]`` (transformers' numbering) of the media
             rows, set by the time of the first token.
         rows: Output, (n, H) each: ``hidden_states[capture_layer]`` of the sequence's tokens whose successors

@@ -19,7 +19,7 @@ class ThinkerModelRunner(ModelRunner):
     """Injects the media of each sequence's ``ThinkerState``, and captures hidden states for it.
 
     Args:
-        captures_all: Whether they are captured of all tokens, not of prompts with media alone.
+        captures_all: True if they are captured of all tokens, not of prompts with media alone.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ class StageLaunchConfig:
         tp_size: How many ranks the stage has.
         replica: The number of the replica; None if the stage is not replicated.
         gpu_id: The rank's GPU, as this machine's GPUs are counted; None on the CPU.
-        all_gpus: Whether its process sees every GPU of this machine, and not only that one.
+        all_gpus: True if its process sees every GPU of this machine, and not only that one.
         factory_args: The factory's arguments from the config; the rest depends on its signature.
         coordinator_endpoint: The coordinator's endpoint for results.
         abort_endpoint: The coordinator's endpoint for aborts.
@@ -121,6 +121,6 @@ class ProcessSpec:
 
     @property
     def starts_at_once(self) -> bool:
-        """Whether it starts with the pipeline, and not only if the load calls for it."""
+        """True if it starts with the pipeline, and not only if the load calls for it."""
         stage = self.stages[0].stage
         return self.replica is None or stage is None or self.replica < stage.min_replicas

@@ -77,7 +77,7 @@ class ChatTemplates:
             directory: Of the checkpoint.
             settings: Of ``tokenizer_config.json``.
             stand_ins: Of hidden characters, as ``TextTokenizer.stand_ins``.
-            of_processor: Whether transformers would make prompts with the model's processor, which has no
+            of_processor: True if transformers would make prompts with the model's processor, which has no
                 template of its own for tools.
             file: The template to take instead of the checkpoint's.
 
@@ -187,7 +187,7 @@ class ChatTemplates:
     ) -> ChatTemplate | BrokenTemplate | None:
         """
         Args:
-            needs_tools: Whether there are always tools when it is taken.
+            needs_tools: True if there are always tools when it is taken.
         """
         if source is None:
             return None

@@ -65,7 +65,7 @@ def check_params(task: str, params: Mapping[str, Any], takes: RequestParams, *, 
     Args:
         params: As ``OmniRequest.params``; None stands for no value.
         takes: The pipeline's parameters.
-        spoken: Whether the caller wants the answer to a chat or completion as speech.
+        spoken: True if the caller wants the answer to a chat or completion as speech.
 
     Raises:
         RequestError: A parameter has no effect on the task, or cannot have its value.

@@ -39,7 +39,7 @@ def template_sources(
     Args:
         directory: Of the checkpoint.
         settings: Of ``tokenizer_config.json``.
-        of_processor: Whether transformers would make prompts with the model's processor.
+        of_processor: True if transformers would make prompts with the model's processor.
     """
     files = {
         file.name.removesuffix(".jinja"): TemplateSource(file.read_text(encoding="utf-8"), file)

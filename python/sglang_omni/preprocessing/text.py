@@ -47,7 +47,7 @@ class PromptEncoder:
             checkpoint: Directory of the checkpoint.
             context_length: A lower limit than the checkpoint's ``max_position_embeddings``.
             chat_template: The file of a template to take instead of the checkpoint's.
-            of_processor: Whether transformers would make prompts with the model's processor.
+            of_processor: True if transformers would make prompts with the model's processor.
 
         Raises:
             FileNotFoundError: The directory has no tokenizer or no ``config.json``.
@@ -117,7 +117,7 @@ class PromptEncoder:
         """Token ids of a plain prompt, with the tokenizer's own start tokens.
 
         Args:
-            parse_special_tokens: Whether text that is spelled like a control token is one.
+            parse_special_tokens: True if text that is spelled like a control token is one.
             check: Called between the pieces of a long text; an exception that it raises ends the work.
 
         Raises:
@@ -169,8 +169,8 @@ class PromptEncoder:
         Args:
             messages: In the forms that the template reads.
             tools: OpenAI's tool objects, for a template that has a place for them.
-            add_generation_prompt: Whether the text ends with the beginning of the assistant's next turn.
-            continues: Whether it ends with the text of the last message instead, for the answer to continue.
+            add_generation_prompt: True if the text ends with the beginning of the assistant's next turn.
+            continues: True if it ends with the text of the last message instead, for the answer to continue.
 
         Raises:
             RequestError: The checkpoint has no chat template, its template refuses the conversation, the
@@ -243,7 +243,7 @@ class PromptEncoder:
         Args:
             length: Of the prompt, in tokens.
             param: The request's field, for error messages.
-            at_least: Whether the prompt may be longer than ``length``.
+            at_least: True if the prompt may be longer than ``length``.
 
         Raises:
             RequestError: The prompt leaves no room for an answer.

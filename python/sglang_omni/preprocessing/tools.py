@@ -15,7 +15,7 @@ class Tools:
     Attributes:
         offered: OpenAI's tool objects, as the model is told of them; never empty.
         forced: Those of which the answer must call one; none if it may call or not.
-        parallel: Whether one answer may call several.
+        parallel: True if one answer may call several.
     """
 
     offered: Sequence[Mapping[str, Any]]

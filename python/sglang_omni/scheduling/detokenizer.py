@@ -22,7 +22,7 @@ class IncrementalDetokenizer:
 
     Args:
         stop: Texts that end the output and are no part of it.
-        skip_special_tokens: Whether special tokens have no text.
+        skip_special_tokens: True if special tokens have no text.
         hidden: The tokens that have no text, if that is for neither all special tokens nor none.
 
     Attributes:

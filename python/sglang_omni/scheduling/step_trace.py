@@ -35,7 +35,7 @@ class Hop(TypedDict):
     Attributes:
         way: ``from`` or ``to`` the peer.
         peer: The other instance, or ``coordinator``.
-        stream: Whether it is the first chunk of a stream.
+        stream: True if it is the first chunk of a stream.
         at: Seconds since the request came to the stage.
     """
 

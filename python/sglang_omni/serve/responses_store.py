@@ -114,7 +114,7 @@ class ResponseStore:
         return kept
 
     def fits(self, response: KeptResponse) -> bool:
-        """Whether the response can be kept with those before it, which must still be; sets its size."""
+        """True if the response can be kept with those before it, which must still be; sets its size."""
         response.size = _bytes(response.items) + _bytes(response.fields)
         chain = response.chain()
         return (

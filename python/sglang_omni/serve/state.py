@@ -113,9 +113,9 @@ class AppState:
         coordinator: Asked for load and told to flush caches.
         prompts: The model's tokenizer.
         history: The latest requests.
-        traces_steps: Whether requests are traced with their steps, also if no profile runs.
+        traces_steps: True if requests are traced with their steps, also if no profile runs.
         graph: The pipeline, to be drawn; None if it is not known.
-        strict_params: Whether fields of no effect are refused, of which an answer else only warns.
+        strict_params: True if fields of no effect are refused, of which an answer else only warns.
         ice_servers: Help clients of other networks to reach calls over WebRTC.
     """
 
@@ -271,7 +271,7 @@ class AppState:
             task: "chat", "completion", "speech", "transcription" or "translation".
             params: The request's parameters, by the names that stages know them by.
             stage_params: The request's parameters for single stages, by stage name.
-            spoken: Whether the answer will be spoken.
+            spoken: True if the answer will be spoken.
 
         Raises:
             RequestError: The pipeline or the stage does not take a parameter, or there is no such stage.

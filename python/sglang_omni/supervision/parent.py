@@ -18,7 +18,7 @@ def end_with_parent(parent_pid: int, number: signal.Signals) -> bool:
         number: The signal.
 
     Returns:
-        Whether the parent is still there. If not, the signal will never come: the process should exit.
+        True if the parent is still there. If not, the signal will never come: the process should exit.
 
     Raises:
         OSError: The kernel refuses.

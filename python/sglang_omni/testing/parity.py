@@ -49,7 +49,7 @@ def check(
         prefill_tokens: Tokens of a prompt in one step, for ``Way.CHUNKED``.
         pool_tokens: The size of the KV pool for ``Way.RETRACTED``; None for a little more than the longest
             request takes, as the ``usage`` of its result says.
-        processes: Whether the stages run in processes of their own, as they are served; else in this one,
+        processes: True if the stages run in processes of their own, as they are served; else in this one,
             which starts faster.
         timeout_s: Seconds after which a request counts as failed.
         read: Takes what is compared out of a result.

@@ -68,7 +68,7 @@ class Report(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether answers were compared, and all are equal."""
+        """True if answers were compared, and all are equal."""
         return any(row.cases for row in self.rows) and not self.differences
 
     @property

@@ -17,7 +17,7 @@ class ChatTraffic(NamedTuple):
     """``/v1/chat/completions``.
 
     Attributes:
-        spoken: Whether the answers are to have sound.
+        spoken: True if the answers are to have sound.
     """
 
     asking: Asking

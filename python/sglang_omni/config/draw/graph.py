@@ -22,11 +22,11 @@ class GraphStage:
         process: The process that it shares; its own name if its ranks have processes of their own.
         device: ``cpu``, ``gpu 0`` or ``gpus 0, 1``.
         replicas: ``2`` or, if their number follows the load, ``1 to 4``; empty if it has none.
-        entry: Whether requests come in here.
-        terminal: Whether its results answer requests.
+        entry: True if requests come in here.
+        terminal: True if its results answer requests.
         outputs: The modalities of its results, if it is terminal and they are known.
         waits_for: The stages whose payloads it merges.
-        chooses: Whether a function picks for each result some of the stages that it may go to.
+        chooses: True if a function picks for each result some of the stages that it may go to.
     """
 
     name: str
@@ -55,8 +55,8 @@ class GraphEdge:
         source: The stage that sends.
         target: The stage that receives.
         transport: What carries it, such as ``shm`` or ``nixl + cuda_ipc``; several if replicas differ.
-        payload: Whether it sends whole results.
-        stream: Whether it sends chunks while it works.
+        payload: True if it sends whole results.
+        stream: True if it sends chunks while it works.
     """
 
     source: str

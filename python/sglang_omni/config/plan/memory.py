@@ -1,4 +1,4 @@
-"""Whether a pipeline's stages fit their GPUs, counted in bytes before anything is loaded."""
+"""True if a pipeline's stages fit their GPUs, counted in bytes before anything is loaded."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _group_gpu(name: str, members: tuple[StageInstance, ...]) -> int | None:
 
 
 def _names_gpus(stage: StageConfig, config: PipelineConfig) -> bool:
-    """Whether a stage's arguments or relay name a GPU by its number, besides its ``gpu``.
+    """True if a stage's arguments or relay name a GPU by its number, besides its ``gpu``.
 
     Such numbers count all GPUs of the machine, so that its process must see them all.
     """

@@ -47,7 +47,7 @@ def write_config(directory: Path, spec: DecoderSpec) -> None:
 
 
 def _has_quantized(names: Iterable[str]) -> bool:
-    """Whether there are tensors beside the weights and biases: scales, packed weights, zero points."""
+    """True if there are tensors beside the weights and biases: scales, packed weights, zero points."""
     return any(not name.endswith((".weight", ".bias", "inv_freq")) for name in names)
 
 

@@ -20,7 +20,7 @@ class StreamMemory:
         kept: (n, ...) each, views of the streams' state, in the order in which the network uses them; None to
             find out their ``shapes``.
         window: Earlier steps that the transformer sees.
-        is_first: Whether these are the streams' first pieces.
+        is_first: True if these are the streams' first pieces.
     """
 
     def __init__(self, kept: Iterator[Tensor] | None, *, window: int = 0, is_first: bool) -> None:

@@ -168,7 +168,7 @@ def create_codec(
         first_chunk_size: Frames of the first chunk; later chunks grow up to ``chunk_size``.
         max_batch_frames: Frames decoded at once, of requests whose chunks are equally long; by default 64 on
             a CPU, 128 on a GPU.
-        cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
+        cuda_graph: True if chunks' decoding on a GPU is captured as CUDA graphs if it can be.
         schedule_policy: ``"deadline"`` decodes first for the listener whose sound runs out first, ``"fcfs"``
             in the order in which chunks are complete.
 

@@ -53,7 +53,7 @@ class FrameState(FrameOutputs):
         return self.frames[spoken] if spoken >= 0 else self._prompt[place]
 
     def is_audio(self, place: int) -> bool:
-        """Whether ``row(place)`` is a frame."""
+        """True if ``row(place)`` is a frame."""
         return isinstance(self.row(place), Tensor)
 
     def spoken(self) -> Tensor:

@@ -17,7 +17,7 @@ def codec_dir(model_path: str | Path, codec_path: str | None, *, weights: bool =
         model_path: Directory of the model's checkpoint.
         codec_path: The codec's directory or hub id; None for the checkpoint's folder ``audio_tokenizer``, or
             else what its processor_config.json names, which may be relative to it.
-        weights: Whether the weights are wanted too.
+        weights: True if the weights are wanted too.
 
     Raises:
         ValueError: It is in neither place.

@@ -67,7 +67,7 @@ class VideoOptions:
     Attributes:
         fps: Frames to take of each second. None takes every frame; positions then count as many a second as
             transformers takes a model's videos to have.
-        with_sound: Whether each video's sound is read too (``use_audio_in_video``).
+        with_sound: True if each video's sound is read too (``use_audio_in_video``).
     """
 
     fps: float | None = None

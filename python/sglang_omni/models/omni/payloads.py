@@ -57,7 +57,7 @@ class MediaShape(TypedDict):
         video_grids: (t, h, w) of each video.
         video_seconds_per_grid: Seconds between temporal patches of each video.
         audio_frames: Mel frames of each clip.
-        use_audio_in_video: Whether each video's sound is interleaved with it.
+        use_audio_in_video: True if each video's sound is interleaved with it.
     """
 
     image_grids: list[tuple[int, int, int]]

@@ -83,7 +83,7 @@ def requested_voice(request: OmniRequest, checkpoint: MediaCheckpoint[Any, Any])
 
 
 def is_spoken(request: OmniRequest, *, has_talker: bool) -> bool:
-    """Whether the answer is to be spoken.
+    """True if the answer is to be spoken.
 
     Raises:
         RequestError: It is, and there is no talker.

@@ -83,7 +83,7 @@ def create_code2wav(
         max_batch_frames: Frames decoded at once, of requests whose chunks are equally long; by default 64 on
             a CPU, 128 on a GPU. A larger value pays off with more cores: a request's first chunk waits for
             the running batch.
-        cuda_graph: Whether chunks' decoding on a GPU is captured as CUDA graphs if it can be.
+        cuda_graph: True if chunks' decoding on a GPU is captured as CUDA graphs if it can be.
         schedule_policy: ``"deadline"`` decodes first for the listener whose sound runs out first, ``"fcfs"``
             in the order in which chunks are complete.
     """

@@ -32,7 +32,7 @@ class SpeakSession(StreamSession):
 
     Args:
         voice: Speaks.
-        keeps_up: Whether a sentence is also cut after a clause if its listener would have nothing to hear
+        keeps_up: True if a sentence is also cut after a clause if its listener would have nothing to hear
             before it is written.
         clock: The time in seconds.
     """

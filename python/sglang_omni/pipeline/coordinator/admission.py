@@ -20,7 +20,7 @@ class _Limit:
     terminals: frozenset[str]
 
     def has_room(self) -> bool:
-        """Whether another request may be admitted.
+        """True if another request may be admitted.
 
         Also true while no replica is available: requests wait for one in ``wait_until_served`` instead.
         """
@@ -74,7 +74,7 @@ class AdmissionQueues:
         return 0 if limit is None or limit.has_room() else len(self._queue)
 
     def must_wait(self, terminals: frozenset[str]) -> bool:
-        """Whether a new request with these terminal stages must ``wait_for_room``."""
+        """True if a new request with these terminal stages must ``wait_for_room``."""
         if not self._limits or not (limits := self._limits_of(terminals)):
             return False
         return bool(self._queue) or not all(limit.has_room() for limit in limits)

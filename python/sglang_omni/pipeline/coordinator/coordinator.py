@@ -246,7 +246,7 @@ class Coordinator:
             self._fail(tracked, Unavailable(reason))
 
     def health(self) -> dict[str, Any]:
-        """Whether requests can be served, why not by which instances, and how many are running."""
+        """If requests can be served, why not and by which instances, and how many are running."""
         return {
             "running": self._running and self._lost is None,
             "error": self._lost,
@@ -279,7 +279,7 @@ class Coordinator:
         return len(self._counts.held_by(instances))
 
     def is_drained(self, instances: Iterable[str]) -> bool:
-        """Whether no request needs these replicas."""
+        """True if no request needs these replicas."""
         names = list(instances)
         return not self.replicas.have_requests(names) and not self._counts.held_by(names)
 
@@ -303,7 +303,7 @@ class Coordinator:
         return self._requests.trace((owner, request_id))
 
     def trace_steps(self, on: bool) -> None:
-        """Whether stages report the steps and hops of later requests."""
+        """True if stages report the steps and hops of later requests."""
         self._traces_steps = on
 
     def watch_visits(self, seen: Callable[[StageVisit], None]) -> None:

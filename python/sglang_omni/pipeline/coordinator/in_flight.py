@@ -43,7 +43,7 @@ class InFlightCounts:
         return total
 
     def is_settled(self, request_id: str) -> bool:
-        """Whether all sums are zero: no instance holds the request, and no report is missing."""
+        """True if all sums are zero: no instance holds the request, and no report is missing."""
         return not self._counts.get(request_id)
 
     def holders(self, request_id: str) -> list[str]:

@@ -111,11 +111,11 @@ class ReplicaTable:
         self.on_available()
 
     def have_requests(self, instances: Iterable[str]) -> bool:
-        """Whether a running request was given one of these replicas."""
+        """True if a running request was given one of these replicas."""
         return any(replica.requests for replica in self._replicas(instances))
 
     def are_up(self, instances: Iterable[str]) -> bool:
-        """Whether these are known replicas, and all of them are up."""
+        """True if these are known replicas, and all of them are up."""
         replicas = self._replicas(instances)
         return bool(replicas) and all(replica.is_up for replica in replicas)
 

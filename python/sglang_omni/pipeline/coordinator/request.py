@@ -49,7 +49,7 @@ class TrackedRequest:
 
     @property
     def is_reported(self) -> bool:
-        """Whether each stage that answered has also reported its visit, which comes a moment later."""
+        """True if each stage that answered has also reported its visit, which comes a moment later."""
         return self.results.keys() <= self.trace.timings.keys()
 
     @property

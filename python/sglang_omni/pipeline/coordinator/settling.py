@@ -57,7 +57,7 @@ class SettlingRequests:
             self._let_go(wire_id)
 
     def is_settled(self, tracked: TrackedRequest) -> bool:
-        """Whether no stage holds an answered request, and no report of it is missing."""
+        """True if no stage holds an answered request, and no report of it is missing."""
         return self._counts.is_settled(tracked.wire_id) and tracked.is_reported
 
     def _let_go(self, wire_id: str) -> None:

@@ -20,7 +20,7 @@ class LaunchedProcess(Protocol):
         ready: Done once its stages are up; holds a ``ProcessFailure`` if it ends before.
         exited: Holds the exit status once it has ended; -9 stands for signal 9.
         endpoints: Instance -> where stages on other hosts reach it; complete when it is ready.
-        host_lost: Whether it ended with the host it ran on, and not by a fault of its own.
+        host_lost: True if it ended with the host it ran on, and not by a fault of its own.
         state: What keeps it from answering, if its host knows: ``is stopped (SIGSTOP)``; else "".
         vitals: Its heartbeat, from when it is ready.
     """

@@ -23,7 +23,7 @@ class LocalLauncher:
     """Starts processes as children of this one.
 
     Args:
-        mps: Whether those on GPUs use CUDA's Multi-Process Service: ``"auto"`` if some share a GPU and it can
+        mps: True if those on GPUs use CUDA's Multi-Process Service: ``"auto"`` if some share a GPU and it can
             be had, ``"on"``, ``"off"``.
     """
 

@@ -224,7 +224,7 @@ def plan_stage_launch(
         edges: All edges of the pipeline.
         tp_rank: The rank; rank 0 has all the I/O.
         tp_address: The socket where the ranks meet; None if the stage is one process.
-        all_gpus: Whether its process sees every GPU of this machine.
+        all_gpus: True if its process sees every GPU of this machine.
         host_address: This host's address for other hosts; None if the run has no others.
         keys: The keys of the run's ``tcp://`` sockets.
     """

@@ -159,7 +159,7 @@ def join_ipc_runtime_dir(config: PipelineConfig, name: str) -> IpcRuntimeDir:
 
 
 def _is_file(fd: int, path: Path) -> bool:
-    """Whether the open file is still the one at this path."""
+    """True if the open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:

@@ -67,7 +67,7 @@ class SupervisedProcess:
 
     @property
     def is_up(self) -> bool:
-        """Whether all its processes run and are ready."""
+        """True if all its processes run and are ready."""
         return all(
             process.ready.done() and process.ready.exception() is None and not process.exited.done()
             for process in self.processes
@@ -75,12 +75,12 @@ class SupervisedProcess:
 
     @property
     def is_ending(self) -> bool:
-        """Whether ``end`` was called, and no restart since."""
+        """True if ``end`` was called, and no restart since."""
         return self._fault is not None
 
     @property
     def host_lost(self) -> bool:
-        """Whether, after ``ended``, it ended with the host of one of its processes."""
+        """True if, after ``ended``, it ended with the host of one of its processes."""
         return any(process.host_lost for process in self.processes)
 
     def end(self, process: LaunchedProcess, fault: str) -> None:

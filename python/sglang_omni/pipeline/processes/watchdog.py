@@ -105,7 +105,7 @@ class Watchdog:
         return None
 
     def _is_spared(self, supervised: SupervisedProcess) -> bool:
-        """Whether it was ended for its failures too short a time ago. If not, it is about to be."""
+        """True if it was ended for its failures too short a time ago. If not, it is about to be."""
         now = asyncio.get_running_loop().time()
         before = self._ended_for_failing.setdefault(supervised, deque())
         while before and before[0] < now - 2 * _SPARED_AT_MOST_S:

@@ -57,7 +57,7 @@ def decode_message(frame: bytes, *, trusted: bool = False) -> Message:
 
     Args:
         frame: What ``encode_message`` returned.
-        trusted: Whether it comes from a process of this host and user, and so may name any class.
+        trusted: True if it comes from a process of this host and user, and so may name any class.
 
     Raises:
         ValueError: It is not a message of a known type.

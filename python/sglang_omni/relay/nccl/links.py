@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 # Token, GPU.
 _HELLO = struct.Struct("<8s16s16s")
-# Whether by NCCL.
+# True if by NCCL.
 _WELCOME = struct.Struct("<?")
 # Ticket, size.
 _REQUEST = struct.Struct("<QQ")
@@ -87,7 +87,7 @@ class Endpoint:
         return PairGroup(Rendezvous(connection), rank, self.host, device, self.meeting)
 
     def goes_by_nccl(self, other_gpu: bytes) -> bool:
-        """Whether NCCL connects the two: it needs a GPU on either side, and not the same."""
+        """True if NCCL connects the two: it needs a GPU on either side, and not the same."""
         return any(self.gpu) and any(other_gpu) and self.gpu != other_gpu
 
 

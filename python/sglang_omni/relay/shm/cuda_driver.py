@@ -43,7 +43,7 @@ class _IpcHandle(ctypes.Structure):
 
 
 def is_cuda_in_use() -> bool:
-    """Whether this process has begun to use a GPU through torch. Imports nothing."""
+    """True if this process has begun to use a GPU through torch. Imports nothing."""
     # While another thread is importing torch, the module has none of its parts yet.
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda is not None and cuda.is_initialized()

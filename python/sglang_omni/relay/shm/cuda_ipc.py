@@ -40,7 +40,7 @@ class CannotLend(RuntimeError):
 
 
 def is_lendable(value: Any) -> bool:
-    """Whether ``value`` is a tensor in the memory of this process's current GPU."""
+    """True if ``value`` is a tensor in the memory of this process's current GPU."""
     torch = sys.modules.get("torch")
     return (
         torch is not None

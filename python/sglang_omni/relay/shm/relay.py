@@ -161,7 +161,7 @@ class ShmRelay(Relay):
         return sent
 
     def _takes_long(self, plan: PayloadPlan) -> bool:
-        """Whether writing it is for a thread, so that the loop goes on."""
+        """True if writing it is for a thread, so that the loop goes on."""
         if plan.on_device:
             pinned_memory().add(self.arena.mapping)
             return True
@@ -451,7 +451,7 @@ class ShmPut:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the reader has taken it, or it was taken back."""
+        """True if the reader has taken it, or it was taken back."""
         return self._arena.state(self._place) != "ready"
 
     @property

@@ -123,7 +123,7 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether a request that arrives now is refused."""
+        """True if a request that arrives now is refused."""
         return not self._has_room and len(self._queue) >= self.limits.queue_size
 
     @property

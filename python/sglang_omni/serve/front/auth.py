@@ -125,7 +125,7 @@ class Guard:
             )
 
     def _is_own_name(self, headers: Headers) -> bool:
-        """Whether ``Host`` is an address or a name of this server, and not a name that a stranger made up."""
+        """True if ``Host`` is an address or a name of this server, and not a name that a stranger made up."""
         name, _ = _split(f"//{headers.get('host', '')}")
         return name == "localhost" or _address(name) is not None or bool(self._hosts & {name, "*"})
 
@@ -157,7 +157,7 @@ def _shown_key(scope: Scope, headers: Headers) -> bytes | None:
 
 
 def _is_one_of(shown: bytes | None, keys: Iterable[bytes]) -> bool:
-    """Whether ``shown`` is one of ``keys``. The time it takes reveals only the keys' lengths."""
+    """True if ``shown`` is one of ``keys``. The time it takes reveals only the keys' lengths."""
     same = False
     for key in keys:
         same |= hmac.compare_digest(shown or b"", key)
@@ -186,7 +186,7 @@ def _no_key(shown: bytes | None) -> RequestError:
 
 
 def _is_local(scope: Scope, headers: Headers) -> bool:
-    """Whether the request comes from this machine and no proxy has forwarded it."""
+    """True if the request comes from this machine and no proxy has forwarded it."""
     peer = scope.get("client")
     address = _address(peer[0]) if peer else None
     return address in _HERE and not any(name in headers for name in _FROM_ELSEWHERE)
@@ -202,7 +202,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """Whether a browser sent the request for a page of another origin than the server's."""
+    """True if a browser sent the request for a page of another origin than the server's."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")

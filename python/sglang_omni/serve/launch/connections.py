@@ -115,7 +115,7 @@ class Connections:
             self._cut_slow(now)
 
     def make_room(self, opening: int) -> bool:
-        """Whether one more may be open beside those that are ``opening``.
+        """True if one more may be open beside those that are ``opening``.
 
         If not, the one that has been without a request for longest is closed, which makes room in a moment.
         """

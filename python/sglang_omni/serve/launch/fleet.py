@@ -110,7 +110,7 @@ async def _all_healthy(members: Sequence[FleetMember]) -> None:
 async def _either(
     goal: Awaitable[Any] | None, stopped: asyncio.Future[Any], tasks: Sequence[asyncio.Future[None]]
 ) -> bool:
-    """Whether ``goal`` was reached before the fleet was stopped.
+    """True if ``goal`` was reached before the fleet was stopped.
 
     Raises:
         MemberFailed: One of the members failed first.

@@ -48,7 +48,7 @@ class FleetMember:
 
     Attributes:
         healthy: Set once one of its processes has been healthy.
-        is_up: Whether the present process has been healthy.
+        is_up: True if the present process has been healthy.
         limits: The limits of requests in its last health; empty without any.
         process: The present process; None before the first.
     """

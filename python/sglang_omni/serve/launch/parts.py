@@ -55,7 +55,7 @@ def load_cascade(args: argparse.Namespace, *, weights: bool = True) -> PipelineC
 
     Args:
         args: Flags that ``check_part_flags`` has passed.
-        weights: Whether the weights of a hub's checkpoint are needed, not only what its configs say.
+        weights: True if the weights of a hub's checkpoint are needed, not only what its configs say.
 
     Raises:
         LaunchError: A part cannot be what is given.

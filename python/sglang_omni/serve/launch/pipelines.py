@@ -36,7 +36,7 @@ def load_pipeline(
         model_path: A checkpoint's directory, a hub's id, or the bundled model's name.
         config_file: YAML or JSON.
         revision: A hub's branch, tag or commit.
-        weights: Whether the weights of a hub's checkpoint are needed, not only what its configs say.
+        weights: True if the weights of a hub's checkpoint are needed, not only what its configs say.
 
     Raises:
         ConfigError: The config breaks a rule.
@@ -85,7 +85,7 @@ def pipeline_for(
 
 
 def _is_wanted_from_hub(config: PipelineConfig) -> bool:
-    """Whether a config file's ``model_path`` is a hub's id that a stage's factory is given."""
+    """True if a config file's ``model_path`` is a hub's id that a stage's factory is given."""
     from sglang_omni.config.factories.overrides import takers
 
     try:

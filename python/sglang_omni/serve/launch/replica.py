@@ -101,7 +101,7 @@ async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
 async def _start(
     runner: MultiProcessPipelineRunner, options: ReplicaOptions, stopped: asyncio.Future[Any]
 ) -> bool:
-    """Whether the pipeline is up; False if a signal came before."""
+    """True if the pipeline is up; False if a signal came before."""
     starting = asyncio.ensure_future(runner.start(options.start_timeout))
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if stopped.done():

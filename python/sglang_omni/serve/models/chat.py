@@ -63,7 +63,7 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     max_completion_tokens: Count | None = None
     """Another name of ``max_tokens``; both may be given if they are equal."""
     stream: bool = False
-    """Whether the answer comes as server-sent events while it is made."""
+    """True if the answer comes as server-sent events while it is made."""
     stream_options: StreamOptions | None = None
     """What a stream tells besides the answer; only with ``stream``."""
     modalities: Modalities | None = None
@@ -79,7 +79,7 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     videos: Media | None = None
     """URLs of videos, likewise."""
     use_audio_in_video: bool = False
-    """Whether the sound of videos is heard too."""
+    """True if the sound of videos is heard too."""
     talker_temperature: Temperature | None = None
     """``temperature`` of the stage that makes speech."""
     talker_top_p: TopP | None = None
@@ -92,11 +92,11 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     """The most frames of speech."""
     # Adds the answer's token ids (vLLM's name for it), and the codes of its speech.
     return_token_ids: bool = False
-    """Whether the answer has its token ids (vLLM's name for it), and the codes of its speech."""
+    """True if the answer has its token ids (vLLM's name for it), and the codes of its speech."""
     n: Answers = 1
     """How many answers are written."""
     logprobs: bool | None = None
-    """Whether each token of the answer comes with its log-probability."""
+    """True if each token of the answer comes with its log-probability."""
     top_logprobs: Logprobs | None = None
     """How many of the likeliest tokens at each place are told; only with ``logprobs``."""
     logit_bias: LogitBias | None = None
@@ -110,7 +110,7 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     add_generation_prompt: bool | None = None
     """False begins no new turn of the assistant."""
     continue_final_message: bool = False
-    """Whether the answer goes on with the last message, which is an assistant's."""
+    """True if the answer goes on with the last message, which is an assistant's."""
     # SGLang's and vLLM's: reasoning is always told, as it comes, and apart from the content.
     separate_reasoning: OnlyTrue = None
     stream_reasoning: OnlyTrue = None

@@ -57,11 +57,11 @@ class CompletionRequest(SamplingFields, ConstraintFields, ExtensionFields):
     prompt: Prompt
     """A text, texts, token ids, or lists of them; each is continued by itself."""
     parse_special_tokens: bool = False
-    """Whether control tokens spelled in the prompt are read as such."""
+    """True if control tokens spelled in the prompt are read as such."""
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """The most tokens of each answer; 0 only with ``echo``, for the prompt's log-probabilities alone."""
     stream: bool = False
-    """Whether the answer comes as server-sent events while it is made."""
+    """True if the answer comes as server-sent events while it is made."""
     stream_options: StreamOptions | None = None
     """What a stream tells besides the answer; only with ``stream``."""
     user: Name | None = None
@@ -72,7 +72,7 @@ class CompletionRequest(SamplingFields, ConstraintFields, ExtensionFields):
     """How many answers are written, of which the ``n`` likeliest by their mean log-probability are
     given."""
     echo: bool = False
-    """Whether the answer begins with its prompt."""
+    """True if the answer begins with its prompt."""
     logprobs: Logprobs | None = None
     """Log-probabilities of the tokens, and of so many of the likeliest at each place."""
     logit_bias: LogitBias | None = None

@@ -94,7 +94,7 @@ class StructuredOutputs(ApiModel):
     json_: JsonOrText | None = Field(None, alias="json")
     """A JSON schema."""
     json_object: bool | None = None
-    """Whether the text must be any JSON object."""
+    """True if the text must be any JSON object."""
     regex: str | None = None
     """A regular expression that the whole text must match."""
     choice: Annotated[list[Annotated[str, Field(min_length=1)]], at_most(1024, least=1)] | None = None

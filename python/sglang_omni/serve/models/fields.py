@@ -216,7 +216,7 @@ class SamplingFields(ApiModel):
     stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOP_TOKENS)] | None = None
     """The answer ends at any of these tokens."""
     ignore_eos: bool = False
-    """Whether the answer goes on after the model's end token, up to its limit."""
+    """True if the answer goes on after the model's end token, up to its limit."""
 
 
 class ExtensionFields(ApiModel):
@@ -229,4 +229,4 @@ class ExtensionFields(ApiModel):
     request_id: RequestId | None = None
     """The request's id, for ``/abort_request``, traces and the log; a new one if left out."""
     timings: bool = False
-    """Whether the answer has the seconds of work and of waiting in each stage."""
+    """True if the answer has the seconds of work and of waiting in each stage."""

@@ -90,18 +90,18 @@ class NativeRequest(ExtensionFields):
     input_ids: InputIds | None = None
     """The token ids of a prompt, or of several."""
     parse_special_tokens: bool = False
-    """Whether control tokens spelled in the prompt are read as such."""
+    """True if control tokens spelled in the prompt are read as such."""
     sampling_params: Samplings = Field(default_factory=GenerateSampling)
     """How tokens are drawn: for all prompts, or one object for each."""
     rid: Rids | None = None
     """SGLang's name of ``request_id``; one for each prompt if there are several."""
     stream: bool = False
-    """Whether the answer comes as server-sent events, each with the text so far."""
+    """True if the answer comes as server-sent events, each with the text so far."""
     return_logprob: Flags = False
-    """Whether ``meta_info`` has ``output_token_logprobs``."""
+    """True if ``meta_info`` has ``output_token_logprobs``."""
     logprob_start_len: Starts = -1
     """The first token of the prompt that ``input_token_logprobs`` has; -1: none."""
     top_logprobs_num: Tops = 0
     """How many of the likeliest tokens at each place are told."""
     return_text_in_logprobs: bool = False
-    """Whether a token's text is told beside its id."""
+    """True if a token's text is told beside its id."""

@@ -7,7 +7,7 @@ from sglang_omni.serve.models.fields import ApiModel, OnlyFalse
 
 class StreamOptions(ApiModel):
     include_usage: bool = False
-    """Whether a last event has the counts of tokens."""
+    """True if a last event has the counts of tokens."""
     include_obfuscation: bool = False
     """Accepted, no effect."""
     continuous_usage_stats: OnlyFalse = False

@@ -285,7 +285,7 @@ class FunctionTool(ApiModel):
     parameters: dict[str, Any] | None = None
     """A JSON schema of its arguments."""
     strict: bool | None = None
-    """Whether the arguments are held to the schema."""
+    """True if the arguments are held to the schema."""
 
 
 def _tool_tag(tool: Any) -> str | None:
@@ -345,7 +345,7 @@ class ResponsesRequest(SamplingFields, ExtensionFields):
     previous_response_id: Name | None = None
     """A kept response, whose conversation comes before ``input``."""
     store: bool = True
-    """Whether the response is kept, so that a next one can continue it."""
+    """True if the response is kept, so that a next one can continue it."""
     max_output_tokens: Count | None = None
     """The most tokens of the answer; by default the rest of the context."""
     text: TextOptions = Field(default_factory=TextOptions)
@@ -353,9 +353,9 @@ class ResponsesRequest(SamplingFields, ExtensionFields):
     tools: Annotated[list[Tool], at_most(1024)] | None = None
     """Functions that the answer may call."""
     tool_choice: ToolChoice = "auto"
-    """Whether the answer may call, must call, must not call, or calls one function."""
+    """The answer may call, must call, must not call, or calls one function."""
     parallel_tool_calls: bool = True
-    """Whether one answer may have several calls."""
+    """True if one answer may have several calls."""
     reasoning: ReasoningOptions | None = None
     """How much a thinking model reasons."""
     include: Annotated[list[Include], at_most(16)] | None = None
@@ -364,7 +364,7 @@ class ResponsesRequest(SamplingFields, ExtensionFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """How many of the likeliest tokens at each place are told."""
     stream: bool = False
-    """Whether the answer comes as server-sent events while it is made."""
+    """True if the answer comes as server-sent events while it is made."""
     stream_options: ResponseStreamOptions | None = None
     """Accepted, no effect."""
     truncation: Literal["disabled"] = "disabled"

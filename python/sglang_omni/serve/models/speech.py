@@ -102,7 +102,7 @@ class CreateSpeechRequest(SpeechFields, ExtensionFields):
     input: Input
     """The text to speak."""
     stream: bool = False
-    """Whether the sound comes while it is made; alone, as raw samples."""
+    """True if the sound comes while it is made; alone, as raw samples."""
     stream_format: Literal["audio", "sse"] | None = None
     """How a stream comes: the file in pieces, or ``speech.audio.delta`` events."""
     user: Name | None = None

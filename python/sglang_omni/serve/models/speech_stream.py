@@ -17,9 +17,9 @@ class SpeechStreamConfig(SpeechFields):
     model: Name | None = None
     """A served name; the first one if left out."""
     stream_audio: bool = True
-    """Whether a sentence's sound comes in pieces as it is made, or in one."""
+    """True if a sentence's sound comes in pieces as it is made, False for one piece."""
     audio_frames: Literal["binary", "base64"] = "binary"
-    """Whether sound comes in binary frames, or as base64 in ``audio.delta`` events."""
+    """True if sound comes in binary frames, False for base64 in ``audio.delta`` events."""
     split_granularity: Literal["sentence", "clause"] = "sentence"
     """What is spoken as soon as it is complete: sentences, and of the first one its first
     clause, or every clause."""

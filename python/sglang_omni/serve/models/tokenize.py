@@ -19,12 +19,12 @@ class TokenizeRequest(ApiModel):
     messages: Annotated[list[ChatMessage], at_most(4096, least=1)] | None = None
     """A conversation, which the model's chat template makes a prompt of."""
     add_special_tokens: bool | None = None
-    """Whether the tokenizer's own start and end tokens are added: by default to a prompt, and
+    """True if the tokenizer's own start and end tokens are added: by default to a prompt, and
     not to messages, whose template writes them."""
     parse_special_tokens: bool = False
-    """Whether control tokens spelled in the prompt are read as such."""
+    """True if control tokens spelled in the prompt are read as such."""
     return_token_strs: bool = False
-    """Whether the answer has the tokens as the vocabulary spells them."""
+    """True if the answer has the tokens as the vocabulary spells them."""
     chat_template_kwargs: dict[Name, Any] | None = None
     """Further variables of the chat template."""
     tools: Tools | None = None

@@ -21,7 +21,7 @@ class Function(ApiModel):
     parameters: dict[str, Any] | None = None
     """A JSON schema of its arguments."""
     strict: bool | None = None
-    """Whether the arguments are held to the schema."""
+    """True if the arguments are held to the schema."""
 
 
 class Tool(ApiModel):
@@ -97,9 +97,9 @@ class ToolFields(ApiModel):
     tools: Tools | None = None
     """Functions that the answer may call."""
     tool_choice: ToolChoice | None = None
-    """Whether the answer may call, must call, must not call, or calls one function."""
+    """The answer may call, must call, must not call, or calls one function."""
     parallel_tool_calls: bool | None = None
-    """Whether one answer may have several calls."""
+    """True if one answer may have several calls."""
     functions: Functions | None = None
     """OpenAI's older name of ``tools``; the answer then has its older form as well."""
     function_call: LegacyChoice | None = None

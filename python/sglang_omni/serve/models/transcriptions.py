@@ -40,7 +40,7 @@ class TranscriptionForm(ApiModel):
     """0 is the likeliest text, always the same, though Whisper raises it by itself where it doubts that text;
     above 0, the text is drawn."""
     stream: bool = False
-    """Whether the text comes as server-sent events while the recording is heard."""
+    """True if the text comes as server-sent events while the recording is heard."""
     timestamp_granularities: Annotated[list[Literal["segment", "word"]], at_most(4)] | None = None
     """Which times ``verbose_json`` tells; written ``timestamp_granularities[]``, once for each."""
     chunking_strategy: Annotated[Any, AfterValidator(_automatic)] = "auto"
@@ -50,7 +50,7 @@ class TranscriptionForm(ApiModel):
     timeout: Timeout | None = None
     """Seconds until the request is aborted and answered with a 504."""
     timings: bool = False
-    """Whether the answer has the seconds of work and of waiting in each stage."""
+    """True if the answer has the seconds of work and of waiting in each stage."""
     request_id: RequestId | None = None
     """The request's id, for ``/abort_request``, traces and the log; a new one if left out."""
 

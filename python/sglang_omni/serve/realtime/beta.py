@@ -33,7 +33,7 @@ _PARTS = {"output_text": "text", "output_audio": "audio"}
 
 
 def wants_beta(scope: Scope) -> bool:
-    """Whether a client asks for this form."""
+    """True if a client asks for this form."""
     return (
         "realtime=v1" in Headers(scope=scope).get("openai-beta", "") or _SUBPROTOCOL in scope["subprotocols"]
     )

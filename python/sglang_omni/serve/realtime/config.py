@@ -98,7 +98,7 @@ class SessionConfig(RealtimeModel):
     """What a session does; an update changes the fields that it has."""
 
     type: Literal["realtime", "transcription"] = "realtime"
-    """Whether the session answers, or only writes down what it hears."""
+    """What the session does: it answers, or only writes down what it hears."""
     model: Name | None = None
     """A served name, set when the session begins; another one later has no effect."""
     instructions: Text = ""
@@ -112,15 +112,15 @@ class SessionConfig(RealtimeModel):
     tools: Tools = Field(default_factory=list)
     """Functions that answers may call."""
     tool_choice: ToolChoice = "auto"
-    """Whether answers may call, must call, must not call, or call one function."""
+    """Answers may call, must call, must not call, or call one function."""
     parallel_tool_calls: bool = True
-    """Whether one answer may have several calls."""
+    """True if one answer may have several calls."""
     max_output_tokens: MaxTokens = "inf"
     """The most tokens of an answer."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 takes the likeliest token each time. Not among OpenAI's fields any more."""
     truncation: Literal["auto", "disabled"] = "auto"
-    """Whether the oldest items are left out of a prompt that would be too long."""
+    """True if the oldest items are left out of a prompt that would be too long."""
     include: Annotated[list[str], Field(max_length=0)] | None = None
     """Only empty."""
     prompt: None = None

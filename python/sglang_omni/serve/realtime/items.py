@@ -35,7 +35,7 @@ class Part:
     Attributes:
         text: Of a text part; of an image, its URL.
         transcript: What was said in an audio part; None while that is not known.
-        is_heard: Whether the pipeline itself reads ``transcript`` in place of the sound.
+        is_heard: True if the pipeline itself reads ``transcript`` in place of the sound.
         spoken: Which sound of an answer speaks which text.
     """
 
@@ -66,7 +66,7 @@ class Item:
         content: Of a message.
         name, call_id, arguments: Of a function call.
         output: Of a function's output, which names its call by ``call_id``.
-        is_left_out: Whether prompts do without it, since they would be too long.
+        is_left_out: True if prompts do without it, since they would be too long.
     """
 
     id: str

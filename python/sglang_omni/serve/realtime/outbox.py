@@ -17,8 +17,8 @@ class EventQueue:
     """A queue with one reader.
 
     Attributes:
-        is_closed: Whether nothing more is taken.
-        has_overflowed: Whether the client has left so much unread that the session is over.
+        is_closed: True if nothing more is taken.
+        has_overflowed: True if the client has left so much unread that the session is over.
     """
 
     def __init__(self) -> None:

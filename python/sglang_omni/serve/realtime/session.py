@@ -65,7 +65,7 @@ class Session:
     """
     Args:
         model: The served model's name.
-        kind: Whether it answers, or only writes down what it hears.
+        kind: What it does: it answers, or only writes down what it hears.
         config: What it begins with; None: ``default_config``.
         listener: Hears answers in place of events.
 

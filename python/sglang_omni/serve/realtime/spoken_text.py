@@ -14,7 +14,7 @@ class Spoken:
 
     Attributes:
         seconds: How long the sound is.
-        is_whole: Whether all of the text has been spoken.
+        is_whole: True if all of the text has been spoken.
     """
 
     def __init__(self) -> None:

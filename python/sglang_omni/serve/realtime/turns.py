@@ -23,9 +23,9 @@ class ServerVad(RealtimeModel):
     silence_duration_ms: Annotated[int, Field(ge=0, le=10_000)] = 500
     """Silence after which the turn is over."""
     create_response: bool = True
-    """Whether the end of a turn asks for a response."""
+    """True if the end of a turn asks for a response."""
     interrupt_response: bool = True
-    """Whether the beginning of a turn ends the response that is under way."""
+    """True if the beginning of a turn ends the response that is under way."""
     idle_timeout_ms: Annotated[int, Field(ge=5000, le=30_000)] | None = None
     """Silence after an answer was played at which the model speaks again."""
 
@@ -37,9 +37,9 @@ class SemanticVad(RealtimeModel):
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
     """How soon the answer comes if the speaker's sentence sounds unfinished."""
     create_response: bool = True
-    """Whether the end of a turn asks for a response."""
+    """True if the end of a turn asks for a response."""
     interrupt_response: bool = True
-    """Whether the beginning of a turn ends the response that is under way."""
+    """True if the beginning of a turn ends the response that is under way."""
 
 
 TurnDetection = Annotated[ServerVad | SemanticVad, Field(discriminator="type")]

@@ -41,7 +41,7 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        """Whether the server takes requests."""
+        """True if the server takes requests."""
         state = {"running": False, **server.transport.health()}
         # New requests wait while a stage is restarted; if that takes long, they should go to another server.
         serves = state["running"] and not state.get("unserved_stages")
@@ -71,7 +71,7 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/health_generate")
     async def health_generate(request: Request) -> JSONResponse:
-        """Whether a request succeeds: one token is generated, or one word spoken.
+        """True if a request succeeds: one token is generated, or one word spoken.
 
         The request needs no place, since a full server is healthy. Callers share one such request at a time.
         """

@@ -18,9 +18,9 @@ class Answers:
 
     Attributes:
         created: Unix time of the request.
-        return_token_ids: Whether they have token ids and codes of speech.
-        legacy: Whether a call has OpenAI's older form.
-        logprobs: Whether they have log-probabilities.
+        return_token_ids: True if they have token ids and codes of speech.
+        legacy: True if a call has OpenAI's older form.
+        logprobs: True if they have log-probabilities.
     """
 
     created: int

@@ -124,7 +124,7 @@ async def _events(
 
 
 def _is_list(body: NativeRequest) -> bool:
-    """Whether prompts were given as a list, so that the answers are one, even if it has one prompt."""
+    """True if prompts were given as a list, so that the answers are one, even if it has one prompt."""
     return isinstance(body.text, list) or (body.input_ids is not None and isinstance(body.input_ids[0], list))
 
 

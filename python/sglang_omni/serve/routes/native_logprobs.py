@@ -13,7 +13,7 @@ def output_fields(tokens: Sequence[TokenLogprob], top: int, *, texts: bool) -> d
 
     Args:
         top: How many of the likeliest tokens at each place are told; 0 leaves the field out.
-        texts: Whether tokens have their text.
+        texts: True if tokens have their text.
     """
     fields: dict[str, Any] = {"output_token_logprobs": [_entry(token, texts) for token in tokens]}
     if top:

@@ -13,7 +13,7 @@ def thinker_decoder(checkpoint: Qwen25OmniCheckpoint, *, for_speech: bool) -> De
     """The thinker: from tokens and media to text.
 
     Args:
-        for_speech: Whether a talker needs the last hidden states of all tokens.
+        for_speech: True if a talker needs the last hidden states of all tokens.
     """
     config = thinker_config(checkpoint)
     layer = config.num_hidden_layers if for_speech else None

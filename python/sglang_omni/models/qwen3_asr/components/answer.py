@@ -42,7 +42,7 @@ class PieceAnswer:
     the model's authors, loops are removed before that is read.
 
     Args:
-        language_is_told: Whether the prompt has the language and the mark.
+        language_is_told: True if the prompt has the language and the mark.
 
     Attributes:
         language: The code of the language that the model names; None if it names none.

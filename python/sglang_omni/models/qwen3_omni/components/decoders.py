@@ -13,7 +13,7 @@ def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> Dec
     """The thinker: from tokens and media to text.
 
     Args:
-        for_speech: Whether a talker needs the hidden states of media tokens.
+        for_speech: True if a talker needs the hidden states of media tokens.
     """
     layer = checkpoint.require_talker().accept_hidden_layer if for_speech else None
     return decoder_of(checkpoint, "thinker", thinker_config(checkpoint), capture_layer=layer)

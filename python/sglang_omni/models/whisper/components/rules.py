@@ -35,7 +35,7 @@ class DecodingRules:
 
     Args:
         tokens: The checkpoint's.
-        times: Whether times are written.
+        times: True if times are written.
         device: Of the logits.
     """
 

@@ -105,7 +105,7 @@ class WhisperModel:
 
     Args:
         num_slots: Texts written at the same time.
-        times: Whether times are written.
+        times: True if times are written.
 
     Raises:
         FileNotFoundError, ValueError: The weights are missing, or not those of ``config.json``.

@@ -196,7 +196,7 @@ class DealerSocket:
 
 
 def _sent(sending: Any) -> bool:
-    """Whether a message was sent. With NOBLOCK, the future is done by now."""
+    """True if a message was sent. With NOBLOCK, the future is done by now."""
     future: asyncio.Future[object] = sending
     return future.exception() is None
 

@@ -98,7 +98,7 @@ class HostsLauncher:
 
     @property
     def is_listening(self) -> bool:
-        """Whether hosts can join."""
+        """True if hosts can join."""
         return self._socket is not None
 
     @property

@@ -190,7 +190,7 @@ class _Peer:
         self.sock = sock
         self.parser = Parser("PULL")
         self.watched = True
-        # Whether it waits for its turn, in ``_due``.
+        # True if it waits for its turn, in ``_due``.
         self.is_due = False
 
 

@@ -60,7 +60,7 @@ class Parser:
         socket_type: The type of the socket at this end.
 
     Attributes:
-        ready: Whether the peer's handshake is complete.
+        ready: True if the peer's handshake is complete.
         missing: How many bytes the incomplete frame lacks; 0 if there is none or its length is not known.
     """
 
