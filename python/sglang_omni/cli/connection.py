@@ -84,11 +84,11 @@ def run(prog: str, work: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (CommandError, RequestError, SoundDeviceError, RuntimeError, TimeoutError) as exc:
-        print(f"{prog}: {told(exc)}", file=sys.stderr)
+        print(f"{prog}: {error_text(exc)}", file=sys.stderr)
         return 1
 
 
-def told(exc: Exception) -> str:
+def error_text(exc: Exception) -> str:
     """A failure in words, with what to do about it."""
     from sglang_omni.client import RequestError, ServerUnreachable
 

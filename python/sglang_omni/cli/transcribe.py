@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.cli.connection import CommandError, add_connection_flags, connect, model_for, run, told
+from sglang_omni.cli.connection import CommandError, add_connection_flags, connect, error_text, model_for, run
 from sglang_omni.cli.media_files import read_media
 from sglang_omni.command_line import CommandParser
 
@@ -61,7 +61,7 @@ def _transcribe_all(args: argparse.Namespace, prog: str) -> int:
                 _transcribe(client, args, model, name, audio, heading)
             except (CommandError, RequestError) as exc:
                 # One file's fault; the others may have none.
-                shown = str(exc) if isinstance(exc, CommandError) else f"{name}: {told(exc)}"
+                shown = str(exc) if isinstance(exc, CommandError) else f"{name}: {error_text(exc)}"
                 print(f"{prog}: {shown}", file=sys.stderr)
                 status = 1
     return status

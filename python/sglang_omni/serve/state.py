@@ -110,7 +110,7 @@ class AppState:
         started: Unix time.
         responses: The responses that are kept.
         transport: Where requests are answered.
-        coordinator: Asked for load and told to flush caches.
+        coordinator: Reports load and flushes caches.
         prompts: The model's tokenizer.
         history: The latest requests.
         traces_steps: True if requests are traced with their steps, also if no profile runs.

@@ -176,12 +176,12 @@ class _Shown:
 
     def stats(self) -> str:
         took = time.monotonic() - self._began
-        told = [f"{took:.2f} s"]
+        parts = [f"{took:.2f} s"]
         if self._first_word is not None:
-            told.append(f"first word after {self._first_word:.2f} s")
+            parts.append(f"first word after {self._first_word:.2f} s")
         if self.usage is not None and self.usage.completion_tokens:
             tokens = self.usage.completion_tokens
-            told.append(f"{tokens} tokens, {tokens / took:.1f} a second")
+            parts.append(f"{tokens} tokens, {tokens / took:.1f} a second")
         if self._first_sound is not None:
-            told.append(f"{self._seconds:.1f} s of sound, the first after {self._first_sound:.2f} s")
-        return f"({'; '.join(told)})"
+            parts.append(f"{self._seconds:.1f} s of sound, the first after {self._first_sound:.2f} s")
+        return f"({'; '.join(parts)})"

@@ -8,7 +8,7 @@ import sys
 from sglang_omni.cli.chat.answers import Answerer
 from sglang_omni.cli.chat.commands import Talk, run_command
 from sglang_omni.cli.chat.history import ChatHistory
-from sglang_omni.cli.connection import CommandError, told
+from sglang_omni.cli.connection import CommandError, error_text
 from sglang_omni.client import RequestError, SoundDeviceError, SyncClient
 
 _PROMPT = "> "
@@ -40,4 +40,4 @@ class ChatLoop:
                 print(file=sys.stderr)
                 return
             except (CommandError, RequestError, SoundDeviceError, RuntimeError, TimeoutError) as exc:
-                print(f"{self._prog}: {told(exc)}", file=sys.stderr)
+                print(f"{self._prog}: {error_text(exc)}", file=sys.stderr)

@@ -137,10 +137,10 @@ def _torch(gpus: Sequence[Gpu]) -> list[Finding]:
         return [_torch_finding(f"{version_of('torch')}, built {cuda}")]
     if wrong := diagnosis.torch_findings():
         return wrong
-    told = _run(_TORCH_PROBE)
-    if isinstance(told, Finding):
-        return [told]
-    state = json.loads(told)
+    output = _run(_TORCH_PROBE)
+    if isinstance(output, Finding):
+        return [output]
+    state = json.loads(output)
     text = f"{state['version']}, built for CUDA {state['cuda']} and {' '.join(state['archs'])}"
     if not state["available"] or "error" in state:
         reason = state.get("error", "torch.cuda.is_available() is False")
@@ -187,10 +187,10 @@ def _sglang(gpus: Sequence[Gpu]) -> list[Finding]:
     found = [Finding("ok", "sglang", version), *findings]
     if any(finding.name == "sglang-kernel" and finding.status == "fail" for finding in findings):
         return found
-    told = _run("import torch, sgl_kernel; print(sgl_kernel.__file__)", diagnosis.kernels_failure)
-    if isinstance(told, Finding):
-        return [*found, Finding("fail", "sgl_kernel", told.text, diagnosis.kernels_install_line())]
-    return [*found, Finding("ok", "sgl_kernel", f"loads, from {told.strip()}")]
+    output = _run("import torch, sgl_kernel; print(sgl_kernel.__file__)", diagnosis.kernels_failure)
+    if isinstance(output, Finding):
+        return [*found, Finding("fail", "sgl_kernel", output.text, diagnosis.kernels_install_line())]
+    return [*found, Finding("ok", "sgl_kernel", f"loads, from {output.strip()}")]
 
 
 def _mps(gpus: Sequence[Gpu]) -> list[Finding]:

@@ -114,17 +114,17 @@ class _Picture:
         yield f'<text x="{middle:g}" y="{y - 3:g}">{escape(name)}</text>'
         yield f'<text class="small" x="{middle:g}" y="{y + 16:g}">{escape(stage.place)}</text>'
         if stage.entry:
-            told = self._graph.inputs or ("request",)
-            yield from _outside(left - 46, left, y, left - _OUTSIDE / 2 - 8, told)
+            labels = self._graph.inputs or ("request",)
+            yield from _outside(left - 46, left, y, left - _OUTSIDE / 2 - 8, labels)
         if stage.terminal:
-            told = stage.outputs or ("answer",)
-            yield from _outside(right, right + 46, y, right + _OUTSIDE / 2 + 8, told)
+            labels = stage.outputs or ("answer",)
+            yield from _outside(right, right + 46, y, right + _OUTSIDE / 2 + 8, labels)
 
 
-def _outside(start: float, end: float, y: float, middle: float, told: Sequence[str]) -> Iterator[str]:
+def _outside(start: float, end: float, y: float, middle: float, labels: Sequence[str]) -> Iterator[str]:
     """An arrow from or to the outside, with what goes there above it."""
     yield f'<path class="outer" d="M{start:g} {y:g}H{end:g}" marker-end="url(#tip)"/>'
-    for number, word in enumerate(reversed(told)):
+    for number, word in enumerate(reversed(labels)):
         yield f'<text class="out" x="{middle:g}" y="{y - 9 - 14 * number:g}">{escape(word)}</text>'
 
 

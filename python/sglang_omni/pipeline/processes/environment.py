@@ -61,19 +61,19 @@ def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None
             f"stage {spec.stage_name!r}: gpu {spec.gpu_id}{of_rank} is not among "
             f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]!r}"
         )
-    told = {VISIBLE_DEVICES: device, **ONE_DEVICE}
+    variables = {VISIBLE_DEVICES: device, **ONE_DEVICE}
     if spec.tp_size > 1:
-        told |= {name: environment.get(name, value) for name, value in UNEQUAL_MEMORY.items()}
-    return told
+        variables |= {name: environment.get(name, value) for name, value in UNEQUAL_MEMORY.items()}
+    return variables
 
 
 def process_environment(spec: ProcessSpec, env: Mapping[str, str]) -> dict[str, str]:
     """``env``, which overrides the pipeline's defaults, with the variables that the stages require."""
     environment = {**spec.config.env_defaults, **env}
-    told: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for stage in spec.stages:
-        told |= get_stage_process_env(stage, environment)
-    return environment | told
+        variables |= get_stage_process_env(stage, environment)
+    return environment | variables
 
 
 def all_reduce_environment(

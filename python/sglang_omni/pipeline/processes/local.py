@@ -83,8 +83,8 @@ class LocalLauncher:
         """
         environments = [process_environment(spec, os.environ) for spec in ranks]
         if self._mps is not None:
-            told = [self._mps.environment_of(spec) for spec in ranks]
-            environments = [env | more for env, more in zip(environments, told, strict=True)]
+            extra = [self._mps.environment_of(spec) for spec in ranks]
+            environments = [env | more for env, more in zip(environments, extra, strict=True)]
         of_ranks = all_reduce_environment(ranks, environments)
         return [env | of_ranks for env in environments]
 

@@ -292,7 +292,8 @@ def build_relay_configs(
         "world_size": len(config.stages) if relay.world_size is None else relay.world_size,
     }
     # Shared memory refuses a GPU. A stage that has no other relay must hear of that.
-    told = relay.explicit_device is not None and len(backends) == 1
+    is_given = relay.explicit_device is not None and len(backends) == 1
     return {
-        backend: {**options, "device": device if backend != "shm" or told else "cpu"} for backend in backends
+        backend: {**options, "device": device if backend != "shm" or is_given else "cpu"}
+        for backend in backends
     }

@@ -250,11 +250,11 @@ class NixlEngine:
     def notifications(self) -> list[bytes]:
         """See ``TransferEngine``."""
         try:
-            heard = self._agent.get_new_notifs()
+            notifications = self._agent.get_new_notifs()
         except self._errors as error:
             logger.warning("nixl: a peer was lost: %s", error)
             return []
-        return [message for messages in heard.values() for message in messages]
+        return [message for messages in notifications.values() for message in messages]
 
     def close(self) -> None:
         """See ``TransferEngine``."""

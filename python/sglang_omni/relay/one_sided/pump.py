@@ -194,13 +194,13 @@ class Pump:
         return ended
 
     def _hear(self) -> int:
-        heard = self._engine.notifications()
-        for message in heard:
+        messages = self._engine.notifications()
+        for message in messages:
             if len(message) > 20 or not message.isdigit() or not self._ledger.finish(int(message)):
                 logger.debug(
-                    "%s: was told %r, which ends nothing that is under way", self._name, message[:40]
+                    "%s: received %r, which ends nothing that is under way", self._name, message[:40]
                 )
-        return len(heard)
+        return len(messages)
 
     def _end(self) -> None:
         # First the engine: until it is closed it may write to what the reads hold.

@@ -124,12 +124,12 @@ class RenewedEngine:
 
     def notifications(self) -> list[bytes]:
         """See ``TransferEngine``."""
-        heard = self._present.engine.notifications()
+        messages = self._present.engine.notifications()
         if self._former:
             self._close_former()
             for term in list(self._former):
-                heard += term.engine.notifications()
-        return heard
+                messages += term.engine.notifications()
+        return messages
 
     def close(self) -> None:
         """See ``TransferEngine``."""

@@ -40,7 +40,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Guard:
-    """Refuses requests that ``access`` does not allow, and tells the owner of the others.
+    """Refuses requests that ``access`` does not allow, and finds the owner of the others.
 
     Routes find the owner in ``request.state.owner``: a keyed hash of the client's key and of what a router
     says of its own clients. None if there is neither: all such requests have one owner. A tenant's keys are

@@ -36,7 +36,7 @@ _HTTP_CODES = {
     413: "request_too_large",
     429: "rate_limit_exceeded",
 }
-# What OpenAPI tells of an error of any route, in place of FastAPI's own, which none has.
+# What OpenAPI says of an error of any route, in place of FastAPI's own, which none has.
 _TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
 _FIELDS = {"message": _TEXT, "type": _TEXT, "param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
 TOLD: dict[str, Any] = {
@@ -102,7 +102,7 @@ def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResp
 
 
 def unavailable_headers(*, ends: bool) -> dict[str, str]:
-    """What a 503 tells a client, or a load balancer that asks for the server's health.
+    """What a 503 means to a client, or a load balancer that asks for the server's health.
 
     Args:
         ends: The next try must reach another server, to which this connection does not lead.

@@ -109,8 +109,8 @@ def _sentence(error: Mapping[str, Any], context: dict[str, Any]) -> str:
     given = error.get("input", "")
     if given is None and error["type"] != "missing":
         return "must not be null"
-    told = sentence if isinstance(sentence, str) else sentence(context)
-    return told + _instead(error["type"], given)
+    text = sentence if isinstance(sentence, str) else sentence(context)
+    return text + _instead(error["type"], given)
 
 
 def _instead(kind: str, given: Any) -> str:

@@ -65,7 +65,7 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     stream: bool = False
     """True if the answer comes as server-sent events while it is made."""
     stream_options: StreamOptions | None = None
-    """What a stream tells besides the answer; only with ``stream``."""
+    """What a stream has besides the answer; only with ``stream``."""
     modalities: Modalities | None = None
     """What the answer is: text, or text and speech. Text by default."""
     audio: AudioOptions | None = None
@@ -98,7 +98,7 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     logprobs: bool | None = None
     """True if each token of the answer comes with its log-probability."""
     top_logprobs: Logprobs | None = None
-    """How many of the likeliest tokens at each place are told; only with ``logprobs``."""
+    """How many of the likeliest tokens at each place are reported; only with ``logprobs``."""
     logit_bias: LogitBias | None = None
     """Added to the logits of tokens, by token id as text."""
     # For chat templates that have a place for it.
@@ -111,7 +111,7 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     """False begins no new turn of the assistant."""
     continue_final_message: bool = False
     """True if the answer goes on with the last message, which is an assistant's."""
-    # SGLang's and vLLM's: reasoning is always told, as it comes, and apart from the content.
+    # SGLang's and vLLM's: reasoning is always sent, as it comes, and apart from the content.
     separate_reasoning: OnlyTrue = None
     stream_reasoning: OnlyTrue = None
     include_reasoning: OnlyTrue = None

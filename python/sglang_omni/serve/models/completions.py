@@ -63,7 +63,7 @@ class CompletionRequest(SamplingFields, ConstraintFields, ExtensionFields):
     stream: bool = False
     """True if the answer comes as server-sent events while it is made."""
     stream_options: StreamOptions | None = None
-    """What a stream tells besides the answer; only with ``stream``."""
+    """What a stream has besides the answer; only with ``stream``."""
     user: Name | None = None
     """Names the session; no effect on the answer."""
     n: Answers = 1

@@ -145,7 +145,7 @@ class ChatMessage(ApiModel):
     function_call: CalledFunction | None = None
     """OpenAI's older form of a call."""
     reasoning: str | None = None
-    """What an earlier answer has told of its reasoning."""
+    """The reasoning of an earlier answer."""
     reasoning_content: str | None = None
     """Another name of ``reasoning``."""
     audio: SpokenAnswer | None = None

@@ -102,6 +102,6 @@ class NativeRequest(ExtensionFields):
     logprob_start_len: Starts = -1
     """The first token of the prompt that ``input_token_logprobs`` has; -1: none."""
     top_logprobs_num: Tops = 0
-    """How many of the likeliest tokens at each place are told."""
+    """How many of the likeliest tokens at each place are reported."""
     return_text_in_logprobs: bool = False
-    """True if a token's text is told beside its id."""
+    """True if a token's text is sent beside its id."""

@@ -266,7 +266,7 @@ class TextOptions(ApiModel):
 
 
 class ReasoningOptions(ApiModel):
-    """``effort``: for a chat template that has a place for it. Reasoning is told in full, never summed up."""
+    """``effort``: for a chat template that has a place for it. Reasoning is sent in full, never summed up."""
 
     effort: Name | None = None
     """A word for a chat template that has a place for it."""
@@ -359,10 +359,10 @@ class ResponsesRequest(SamplingFields, ExtensionFields):
     reasoning: ReasoningOptions | None = None
     """How much a thinking model reasons."""
     include: Annotated[list[Include], at_most(16)] | None = None
-    """``message.output_text.logprobs`` tells log-probabilities. Reasoning is always told, as plain text, so
+    """``message.output_text.logprobs`` adds log-probabilities. Reasoning is always sent, as plain text, so
     that ``reasoning.encrypted_content`` adds nothing."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """How many of the likeliest tokens at each place are told."""
+    """How many of the likeliest tokens at each place are reported."""
     stream: bool = False
     """True if the answer comes as server-sent events while it is made."""
     stream_options: ResponseStreamOptions | None = None

@@ -42,7 +42,7 @@ class TranscriptionForm(ApiModel):
     stream: bool = False
     """True if the text comes as server-sent events while the recording is heard."""
     timestamp_granularities: Annotated[list[Literal["segment", "word"]], at_most(4)] | None = None
-    """Which times ``verbose_json`` tells; written ``timestamp_granularities[]``, once for each."""
+    """Which times ``verbose_json`` has; written ``timestamp_granularities[]``, once for each."""
     chunking_strategy: Annotated[Any, AfterValidator(_automatic)] = "auto"
     """Only ``auto``: long recordings are cut at silences."""
     include: Annotated[list[str], at_most(4), AfterValidator(_no_additions)] | None = None

@@ -76,7 +76,7 @@ class _Page:
                     for other, there in zip(visits, places, strict=True):
                         if other.instance == hop.peer:
                             came = [h.at for h in other.hops if not h.is_sent and h.peer == visit.instance]
-                            # A stream's first chunk is not told by its receiver.
+                            # A stream's first chunk is not reported by its receiver.
                             at = hop.at if hop.is_stream else next(iter(came), hop.at)
                             at = max(at, other.slice.start)
                             kind = "stream" if hop.is_stream else "payload"

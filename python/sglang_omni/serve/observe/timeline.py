@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sglang_omni.pipeline.coordinator.request_trace import RequestTrace, StageVisit
 
 
-# Shorter waits are not told.
+# Shorter waits are not shown.
 _SHORTEST_S = 1e-4
 
 
@@ -122,11 +122,11 @@ def _visit(visit: StageVisit) -> Visit:
     for step in steps:
         # Steps of one request do not overlap but for the clocks' grain.
         began, at = max(at, within(step["start"])), within(step["start"] + step["seconds"])
-        told = {"batch_size": round(step["batch"], 2)} | (
+        attributes = {"batch_size": round(step["batch"], 2)} | (
             {"steps": step["steps"]} if step["steps"] > 1 else {}
         )
         name = f"{step['steps']} steps" if step["steps"] > 1 else step["kind"]
-        whole.inner.append(Slice(name, began, max(began, at), told))
+        whole.inner.append(Slice(name, began, max(began, at), attributes))
     hops = [
         HopAt(hop["way"] == "to", hop["peer"], within(hop["at"]), hop["stream"])
         for hop in visit.detail["hops"]

@@ -21,7 +21,7 @@ _PREFIX = "conversation.item.input_audio_transcription"
 async def transcribe(
     server: AppState, outbox: EventQueue, caller: Caller, item: Item, index: int, settings: Transcription
 ) -> None:
-    """Transcribe a part of an item, and tell it in events. A failure is told in one, too."""
+    """Transcribe a part of an item, and send it in events. A failure is sent in one, too."""
     place = {"item_id": item.id, "content_index": index}
     part = item.content[index]
     if part.audio is None:
@@ -49,15 +49,15 @@ async def transcribe(
         finally:
             server.running.leave(name)
             server.admission.release(permit)
-    except Exception as exc:  # noqa: BLE001  # it is told to the client
+    except Exception as exc:  # noqa: BLE001  # it is sent to the client
         outbox.put(f"{_PREFIX}.failed", **place, error=error_fields(exc))
         return
     part.transcript = answer.text
-    tell_transcript(outbox, item, index)
+    send_transcript(outbox, item, index)
 
 
-def tell_transcript(outbox: EventQueue, item: Item, index: int) -> None:
-    """Tell the client what it said in a part of an item, whose transcript is known."""
+def send_transcript(outbox: EventQueue, item: Item, index: int) -> None:
+    """Send the client the transcript of a part of an item, whose transcript is known."""
     part = item.content[index]
     seconds = 0.0 if part.audio is None else part.audio.seconds
     outbox.put(

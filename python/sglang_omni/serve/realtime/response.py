@@ -1,4 +1,4 @@
-"""One response: a request to the pipeline, and the events that tell its answer."""
+"""One response: a request to the pipeline, and the events that its answer is sent in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TOO_LONG = "context_length_exceeded"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResponseRequest:
     """What a response is asked for.
 
     Attributes:
@@ -68,7 +68,7 @@ class Response:
         self,
         server: AppState,
         outbox: EventQueue,
-        asked: Asked,
+        request: ResponseRequest,
         caller: Caller,
         *,
         on_heard: Callable[[str], None],
@@ -77,7 +77,7 @@ class Response:
     ) -> None:
         self.id = new_id("resp")
         self.status: Status = "in_progress"
-        self.asked = asked
+        self.request = request
         self._server = server
         self._outbox = outbox
         self._caller = caller
@@ -91,9 +91,9 @@ class Response:
         self._outputs = Outputs(
             self.id,
             outbox,
-            asked.conversation,
-            is_spoken=asked.config.is_spoken,
-            sound=asked.config.audio.output.format,
+            request.conversation,
+            is_spoken=request.config.is_spoken,
+            sound=request.config.audio.output.format,
             listener=listener,
         )
 
@@ -114,7 +114,7 @@ class Response:
             self._task.cancel()
 
     def shown(self) -> dict[str, Any]:
-        config = self.asked.config
+        config = self.request.config
         details: dict[str, Any] | None = None
         if self.status in ("cancelled", "incomplete", "failed"):
             details = {"type": self.status}
@@ -129,31 +129,31 @@ class Response:
             "status": self.status,
             "status_details": details,
             "output": [item.shown() for item in self._outputs.items],
-            "conversation_id": self.asked.conversation_id,
+            "conversation_id": self.request.conversation_id,
             "output_modalities": config.output_modalities,
             "max_output_tokens": config.max_output_tokens,
             "audio": {"output": {"format": sound.format.model_dump(), "voice": sound.voice_name}},
             "usage": None if self._usage is None else _usage(self._usage),
-            "metadata": self.asked.metadata,
+            "metadata": self.request.metadata,
         }
 
     async def _run(self) -> None:
         try:
             if self._after:
                 await asyncio.wait(self._after)
-            items: Sequence[Item] = [item for item in self.asked.items if not item.is_left_out]
+            items: Sequence[Item] = [item for item in self.request.items if not item.is_left_out]
             while True:
                 try:
                     await self._answer(items)
                     return
                 except RequestError as exc:
-                    is_cut = self.asked.config.truncation == "auto" and exc.code == _TOO_LONG
+                    is_cut = self.request.config.truncation == "auto" and exc.code == _TOO_LONG
                     if not is_cut or not (fewer := _newer_half(items)):
                         raise
                     for item in items[: -len(fewer)]:
                         item.is_left_out = True
                     items = fewer
-        except Exception as exc:  # noqa: BLE001  # it is told to the client, and logged if it is unexpected
+        except Exception as exc:  # noqa: BLE001  # it is sent to the client, and logged if it is unexpected
             self._end("failed", error=error_fields(exc))
 
     async def _answer(self, items: Sequence[Item]) -> None:
@@ -161,7 +161,7 @@ class Response:
         Raises:
             RequestError: The pipeline refuses the request.
         """
-        server, config = self._server, self.asked.config
+        server, config = self._server, self.request.config
         request = GenerateRequest(
             messages=messages_of(items, config.instructions),
             extra_params=chat_params(config),

@@ -14,7 +14,7 @@ from sglang_omni.serve.realtime.conversation import MAX_ITEMS, Conversation
 from sglang_omni.serve.realtime.events import validated
 from sglang_omni.serve.realtime.fields import RealtimeModel
 from sglang_omni.serve.realtime.items import Item, read_item
-from sglang_omni.serve.realtime.response import Asked
+from sglang_omni.serve.realtime.response import ResponseRequest
 from sglang_omni.serve.realtime.sound import AudioFormat
 from sglang_omni.serve.state import AppState
 
@@ -39,13 +39,13 @@ class _Own(RealtimeModel):
     ) = None
 
 
-def read_asked(
+def read_response_request(
     fields: dict[str, Any],
     config: SessionConfig,
     conversation: Conversation,
     conversation_id: str,
     server: AppState,
-) -> Asked:
+) -> ResponseRequest:
     """
     Raises:
         RequestError: A field is unknown, wrong, or beyond the pipeline.
@@ -68,8 +68,8 @@ def read_asked(
             for index, each in enumerate(own.input)
         ]
     if own.conversation == "none":
-        return Asked(config, items, None, None, own.metadata)
-    return Asked(config, items, conversation, conversation_id, own.metadata)
+        return ResponseRequest(config, items, None, None, own.metadata)
+    return ResponseRequest(config, items, conversation, conversation_id, own.metadata)
 
 
 def _item(

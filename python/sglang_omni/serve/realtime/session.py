@@ -36,12 +36,12 @@ from sglang_omni.serve.realtime.events import (
     read_event,
 )
 from sglang_omni.serve.realtime.input_buffer import MAX_SECONDS, InputBuffer
-from sglang_omni.serve.realtime.input_transcription import tell_transcript, transcribe
+from sglang_omni.serve.realtime.input_transcription import send_transcript, transcribe
 from sglang_omni.serve.realtime.items import Item, Part, base64_bytes, read_item
 from sglang_omni.serve.realtime.listener import AnswerListener
 from sglang_omni.serve.realtime.outbox import EventQueue
-from sglang_omni.serve.realtime.response import Asked, Caller, Response
-from sglang_omni.serve.realtime.response_create import read_asked
+from sglang_omni.serve.realtime.response import Caller, Response, ResponseRequest
+from sglang_omni.serve.realtime.response_create import read_response_request
 from sglang_omni.serve.realtime.sound import RATE, Samples, SoundDecoder
 from sglang_omni.serve.realtime.turns import ServerVad, SpeechStarted, SpeechStopped, TurnDetector
 from sglang_omni.serve.realtime.updates import done_in_part
@@ -137,7 +137,7 @@ class Session:
     async def receive(
         self, text: str, translated: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     ) -> None:
-        """Take one event of the client's, as JSON. What is wrong with it is told in an event.
+        """Take one event of the client's, as JSON. What is wrong with it is sent in an event.
 
         Args:
             translated: Gives an event of another form of the protocol in this one's names.
@@ -147,7 +147,7 @@ class Session:
             fields = parse_event(text)
             event = read_event(translated(fields) if translated else fields)
             await self._handlers[type(event)](event)
-        except Exception as exc:  # noqa: BLE001  # it is told to the client
+        except Exception as exc:  # noqa: BLE001  # it is sent to the client
             event_id = fields.get("event_id")
             self.tell_error(exc, event_id if isinstance(event_id, str) else None)
 
@@ -162,11 +162,11 @@ class Session:
         if self._detector is None:
             return
         loop = asyncio.get_running_loop()
-        for told in await loop.run_in_executor(_detecting, self._detector.feed, samples):
-            if isinstance(told, SpeechStarted):
-                self._turn_begins(told.audio_start_ms)
+        for detected in await loop.run_in_executor(_detecting, self._detector.feed, samples):
+            if isinstance(detected, SpeechStarted):
+                self._turn_begins(detected.audio_start_ms)
             else:
-                self._turn_ends(told)
+                self._turn_ends(detected)
         self._answer_silence()
         if self._turn is None:
             self._buffer.drop(self._buffer.end - round(_KEPT_S * RATE))
@@ -318,10 +318,10 @@ class Session:
         )
 
     async def _create_response(self, event: ResponseCreate) -> None:
-        asked = read_asked(
+        request = read_response_request(
             event.response or {}, self.config, self.conversation, self._conversation_id, self._server
         )
-        self._respond(asked)
+        self._respond(request)
 
     async def _cancel_response(self, event: ResponseCancel) -> None:
         response = self._active
@@ -333,10 +333,15 @@ class Session:
             )
         response.cancel("client_cancelled")
 
-    def _respond(self, asked: Asked) -> None:
+    def _next_response(self) -> ResponseRequest:
+        """The request for an answer to the conversation as it is now."""
+        items = list(self.conversation.items)
+        return ResponseRequest(self.config, items, self.conversation, self._conversation_id)
+
+    def _respond(self, request: ResponseRequest) -> None:
         if self.config.type == "transcription":
             raise RequestError("a transcription session gives no responses", code="invalid_value")
-        if asked.conversation is not None:
+        if request.conversation is not None:
             if self._active is not None:
                 raise RequestError(
                     f"the conversation has the response {self._active.id} in progress: wait for its "
@@ -349,19 +354,19 @@ class Session:
                 f"{_MAX_RESPONSES} responses are in progress, the limit: wait for one",
                 code="rate_limit_exceeded",
             )
-        spoken = _last_spoken(asked)
+        spoken = _last_spoken(request)
         if not any(item is spoken for item in self.conversation.items):
             spoken = None
         response = Response(
             self._server,
             self.outbox,
-            asked,
+            request,
             self._caller,
             on_heard=lambda transcript: self._heard(spoken, transcript),
-            after=[self._transcribing[item.id] for item in asked.items if self._is_transcribing(item)],
-            listener=self._listener if asked.conversation is not None else None,
+            after=[self._transcribing[item.id] for item in request.items if self._is_transcribing(item)],
+            listener=self._listener if request.conversation is not None else None,
         )
-        if asked.conversation is not None:
+        if request.conversation is not None:
             self._active = response
         else:
             self._others[response.id] = response
@@ -385,7 +390,7 @@ class Session:
         is_news = part.transcript is None
         part.transcript, part.is_heard = transcript, True
         if is_news and self.config.audio.input.transcription is not None:
-            tell_transcript(self.outbox, item, 0)
+            send_transcript(self.outbox, item, 0)
 
     def _turn_begins(self, start_ms: int) -> None:
         place = self._detected_from + round(start_ms * RATE / 1000)
@@ -398,18 +403,16 @@ class Session:
                 self._active.cancel("turn_detected")
             self._silence()
 
-    def _turn_ends(self, told: SpeechStopped) -> None:
+    def _turn_ends(self, detected: SpeechStopped) -> None:
         if self._turn is None:
             return
         (item_id, start), self._turn = self._turn, None
-        end = self._detected_from + round(told.audio_end_ms * RATE / 1000)
+        end = self._detected_from + round(detected.audio_end_ms * RATE / 1000)
         self.outbox.put("input_audio_buffer.speech_stopped", audio_end_ms=_ms(end), item_id=item_id)
         self._add_turn(item_id, self._buffer.take(start, end))
         turns = self.config.audio.input.turn_detection
         if turns is not None and turns.create_response and self.config.type == "realtime":
-            self._respond(
-                Asked(self.config, list(self.conversation.items), self.conversation, self._conversation_id)
-            )
+            self._respond(self._next_response())
 
     def _answer_silence(self) -> None:
         """Have the model speak again if the client has been silent for long enough after its answer."""
@@ -426,9 +429,7 @@ class Session:
             item_id=item_id,
         )
         self._add_turn(item_id, self._buffer.take(start, end))
-        self._respond(
-            Asked(self.config, list(self.conversation.items), self.conversation, self._conversation_id)
-        )
+        self._respond(self._next_response())
 
     def _add_turn(self, item_id: str, samples: Samples) -> None:
         self._idle_from = None
@@ -456,7 +457,7 @@ class Session:
 
         async def work() -> None:
             await asyncio.sleep(delay)
-            answered = None if self._active is None else _last_spoken(self._active.asked)
+            answered = None if self._active is None else _last_spoken(self._active.request)
             if answered is not item and item.content[0].transcript is None:
                 await transcribe(self._server, self.outbox, self._caller, item, 0, settings)
 
@@ -479,9 +480,9 @@ class Session:
         self._turn = None
 
 
-def _last_spoken(asked: Asked) -> Item | None:
+def _last_spoken(request: ResponseRequest) -> Item | None:
     """The prompt's last user message if it is one piece of sound: a pipeline tells what it heard in it."""
-    for item in reversed(asked.items):
+    for item in reversed(request.items):
         if item.role == "user":
             is_sound = len(item.content) == 1 and item.content[0].kind == "input_audio"
             return item if is_sound else None

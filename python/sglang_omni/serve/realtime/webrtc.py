@@ -31,7 +31,7 @@ from sglang_omni.serve.realtime.session import MAX_SECONDS_OF_SESSION, Session
 from sglang_omni.serve.realtime.sound import RATE, Samples
 
 logger = logging.getLogger(__name__)
-# It tells of every pair of addresses that it tries.
+# It logs every pair of addresses that it tries.
 logging.getLogger("aioice").setLevel(logging.WARNING)
 
 CHANNEL = "oai-events"
@@ -254,7 +254,7 @@ class Call:
             await self._peer.send(text)
 
     async def _hear(self, samples: Samples) -> None:
-        # A microphone goes on when the buffer is full: the client is told once.
+        # A microphone goes on when the buffer is full: the client is sent one event.
         try:
             async with self._turn:
                 await self._session.hear(samples)

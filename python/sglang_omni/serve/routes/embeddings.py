@@ -13,7 +13,7 @@ def embedding_routes(server: AppState) -> APIRouter:
 
     @router.post("/v1/embeddings")
     async def embeddings() -> None:
-        """Refuses: a language model's hidden states are not told."""
+        """Refuses: a language model's hidden states are not sent."""
         raise RequestError(
             f"the model {server.served_name!r} gives no embeddings: no pipeline here does",
             code="unsupported_task",

@@ -1,4 +1,4 @@
-"""Log-probabilities as ``/v1/completions`` tells them: four parallel lists."""
+"""Log-probabilities as ``/v1/completions`` has them: four parallel lists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LegacyLogprobs:
 
     Args:
         begins_before: Characters of the tokens before the text begins: a tokenizer puts a start token before
-            a prompt. Such tokens are told to begin at 0.
+            a prompt. Such tokens begin at 0 in the answer.
     """
 
     def __init__(self, begins_before: int = 0) -> None:

@@ -36,7 +36,7 @@ class StageNow:
         held: Requests that it works on, keeps waiting or waits for more of.
         running: Requests in its present step or batch.
         queued: Requests that wait for a place there.
-        most_running: The most that it runs at once; 0 if it does not tell.
+        most_running: The most that it runs at once; 0 if it does not report that.
         cache_hits: Tokens or items found in its cache, since the start.
         cache_lookups: Tokens or items that were looked for.
         visits: Requests that it is done with, since the start.
@@ -137,7 +137,7 @@ def _stages(server: AppState) -> dict[str, StageNow]:
         if "num_running_reqs" in stats.get(instance, ()):
             stage.add_stats(stats[instance])
         else:
-            # A scheduler of one's own that does not tell may be at work on all that it holds.
+            # A scheduler of one's own that does not report it may be at work on all that it holds.
             stage.running += held
     for instance, totals in server.metrics.stage_totals().items():
         stage = stages.setdefault(stage_of(instance), StageNow())

@@ -1,4 +1,4 @@
-"""The output of ``/v1/responses``: its items and, of a stream, the events that tell how they grow."""
+"""The output of ``/v1/responses``: its items and, of a stream, the events that show how they grow."""
 
 from __future__ import annotations
 

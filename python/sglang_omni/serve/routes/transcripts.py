@@ -67,5 +67,5 @@ def segment_fields(
 
 
 def _segment(index: int, segment: TranscriptionSegment) -> dict[str, Any]:
-    told = {name: value for name, value in vars(segment).items() if name != "words" and value is not None}
-    return {"id": index, **told}
+    fields = {name: value for name, value in vars(segment).items() if name != "words" and value is not None}
+    return {"id": index, **fields}

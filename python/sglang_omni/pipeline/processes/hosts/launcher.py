@@ -227,7 +227,7 @@ class HostsLauncher:
             return f"no stage of the coordinator's config has node {message.name!r}" + did_you_mean(
                 message.name, self._members
             )
-        silent = asyncio.get_running_loop().time() - member.heard
+        silent = asyncio.get_running_loop().time() - member.last_seen
         # A host that is gone does not keep its successor out, even before it is given up.
         present = member.unreachable_since is None and silent < _SILENT_BEATS * self.host_timeout / HEARTBEATS
         if member.session not in (None, session) and present:
@@ -241,9 +241,9 @@ class HostsLauncher:
             self._socket.send(session, GoodbyeMessage(reason="it had been given up"))
             return
         now = asyncio.get_running_loop().time()
-        if now - member.heard > _SILENT_BEATS * self.host_timeout / HEARTBEATS:
-            logger.warning("Host %r is heard of again, after %.1f s", member.name, now - member.heard)
-        member.heard = now
+        if now - member.last_seen > _SILENT_BEATS * self.host_timeout / HEARTBEATS:
+            logger.warning("Host %r is heard of again, after %.1f s", member.name, now - member.last_seen)
+        member.last_seen = now
         match message:
             case ReportMessage():
                 if not member.joined.is_set():
@@ -267,7 +267,7 @@ class HostsLauncher:
             await asyncio.sleep(interval)
             for member in self._members.values():
                 # Nothing was heard while this loop was held up.
-                member.heard += loop.time() - due
+                member.last_seen += loop.time() - due
                 self._tell(member)
 
     def _on_disconnect(self) -> None:
@@ -286,7 +286,7 @@ class HostsLauncher:
         if member.session is None or self._socket is None:
             return
         now = asyncio.get_running_loop().time()
-        if now - member.heard > self.host_timeout:
+        if now - member.last_seen > self.host_timeout:
             self._lose(member, f"host {member.name!r} was not heard of for {self.host_timeout:g} s")
         elif not member.joined.is_set():
             return  # it has not understood the welcome yet

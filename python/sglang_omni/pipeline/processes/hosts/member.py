@@ -89,7 +89,7 @@ class HostMember:
         name: The node's name.
         session: The session of its host, which has joined or is about to; None if there is none.
         address: The host's address for other hosts.
-        heard: When it was heard of last, by the loop's clock.
+        last_seen: When it was heard of last, by the loop's clock.
         unreachable_since: Since when it has had no connection; None while it has one.
         joined: Set while a host is in that has planned the run, and so reports.
     """
@@ -97,14 +97,14 @@ class HostMember:
     name: str
     session: bytes | None = None
     address: str = ""
-    heard: float = 0.0
+    last_seen: float = 0.0
     unreachable_since: float | None = None
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     _launches: dict[int, list[RemoteProcess]] = field(default_factory=dict)
 
     def admit(self, session: bytes, address: str, now: float) -> None:
         """Let a host in, after the one before has been lost."""
-        self.session, self.address, self.heard, self.unreachable_since = session, address, now, None
+        self.session, self.address, self.last_seen, self.unreachable_since = session, address, now, None
 
     def launch(self, number: int, names: list[str], on_kill: Callable[[], None]) -> list[RemoteProcess]:
         """Processes for the host to start. Without a host they are lost at once."""

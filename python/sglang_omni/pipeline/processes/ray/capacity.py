@@ -53,11 +53,11 @@ def demand_of(spec: ProcessSpec) -> Demand:
 
 def most_cpus(config: PipelineConfig) -> int:
     """An upper bound of the CPUs of all processes, every replica included."""
-    asked = (
+    amounts = (
         max(it.stage.runtime.resources.num_cpus or 0, _DEFAULT_CPUS) * it.stage.tp_size
         for it in stage_instances(config)
     )
-    return math.ceil(sum(asked))
+    return math.ceil(sum(amounts))
 
 
 @dataclass
@@ -71,19 +71,19 @@ class Bundle:
         """The demands together, under Ray's names."""
         cpus = sum(demand.num_cpus for demand in self.processes.values())
         gpus = sum(demand.num_gpus for demand in self.processes.values())
-        asked = {"CPU": max(cpus, _SOME_CPU)}
+        amounts = {"CPU": max(cpus, _SOME_CPU)}
         if gpus:
             # Ray gives out more than one GPU only as whole ones.
-            asked["GPU"] = math.ceil(gpus) if gpus > 1 else gpus
+            amounts["GPU"] = math.ceil(gpus) if gpus > 1 else gpus
         if not is_placeholder(self.node):
-            asked[self.node] = _LABEL
-        return asked
+            amounts[self.node] = _LABEL
+        return amounts
 
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.processes))
-        asked = {name: amount for name, amount in self.resources().items() if name != self.node}
+        amounts = {name: amount for name, amount in self.resources().items() if name != self.node}
         where = f" on a node with the resource {self.node!r}" if not is_placeholder(self.node) else ""
-        return f"process{'es' * (len(self.processes) > 1)} {names} ({_text(asked)}{where})"
+        return f"process{'es' * (len(self.processes) > 1)} {names} ({_text(amounts)}{where})"
 
 
 def describe_shortage(bundles: Iterable[Bundle]) -> str:

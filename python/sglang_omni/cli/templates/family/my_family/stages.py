@@ -21,8 +21,8 @@ def create_preprocess(max_letters: int = 1024) -> Callable[[StagePayload], dict]
     def preprocess(payload: StagePayload) -> dict:
         letters = list(SpeechRequest.of(payload).text.encode())
         if not 0 < len(letters) <= max_letters:
-            told = f"input has {len(letters)} bytes to speak; 1 to {max_letters} are accepted"
-            raise RequestError(told, param="input", code="invalid_value")
+            message = f"input has {len(letters)} bytes to speak; 1 to {max_letters} are accepted"
+            raise RequestError(message, param="input", code="invalid_value")
         return {"prompt": letters}
 
     return preprocess
@@ -79,10 +79,10 @@ class VoiceSession(StreamSession):
         self.codes: list[int] = []
         self.spoken = 0
         self.sound = [torch.zeros(0)]
-        self.told: dict = {}
+        self.fields: dict = {}
 
     def begin(self, payload: StagePayload) -> Iterator[AudioChunk]:
-        self.told = payload.data
+        self.fields = payload.data
         return iter(())
 
     def feed(self, data: dict) -> Iterator[AudioChunk]:
@@ -103,7 +103,7 @@ class VoiceSession(StreamSession):
     def result(self) -> AudioResult:
         codes = [[code] for code in self.codes]
         sound = torch.cat(self.sound)
-        return AudioResult(audio_data=sound, sample_rate=self.sample_rate, codes=codes, **self.told)
+        return AudioResult(audio_data=sound, sample_rate=self.sample_rate, codes=codes, **self.fields)
 
 
 def create_voice(model_path: str, chunk: int) -> StreamScheduler:
