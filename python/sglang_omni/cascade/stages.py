@@ -30,7 +30,7 @@ def create_transcribe(
     Args:
         model_path: The thinker's checkpoint.
         part: The fields of a ``PartConfig``.
-        takes_messages: Whether the thinker takes messages, for a prompt of its own.
+        takes_messages: True if the thinker takes messages, for a prompt of its own.
         cache_size: Number of a conversation's clips whose transcripts are kept.
         args: How prompts are made.
     """

@@ -45,8 +45,8 @@ def create_preprocess(
         max_decode_seconds: Limit of the time to fetch and decode a clip.
         allowed_media_hosts: Hosts of audio URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
             allows all.
-        takes_messages: Whether the thinker takes messages, for a prompt of its own.
-        hears, speaks: Whether the bundled models do; another checks languages and voices itself.
+        takes_messages: True if the thinker takes messages, for a prompt of its own.
+        hears, speaks: True if the bundled models do; another checks languages and voices itself.
         args: How prompts are made.
     """
     from sglang_omni.models.speech_chat.preprocess import Limits, SpeechChatPreprocessor
