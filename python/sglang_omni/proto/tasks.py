@@ -129,7 +129,8 @@ class AudioResult(TypedDict, total=False):
     """The whole answer in sound: to a text to speak, or with its ``text`` to a chat.
 
     Attributes:
-        audio_data: float of shape (n,), in [-1, 1], an array or a tensor.
+        audio_data: float of shape (n,), in [-1, 1], an array or a tensor. A stage that has streamed all of
+            it sends None to the caller.
         sample_rate: Hz.
         codes: The codec's codes of each frame, shape (frames, groups).
     """

@@ -192,7 +192,9 @@ class Coordinator:
     async def stream(
         self, request_id: str, request: OmniRequest | Any
     ) -> AsyncIterator[StreamMessage | CompleteMessage]:
-        """Runs a request and yields its chunks as they come, last a CompleteMessage with the whole result.
+        """Runs a request and yields its chunks as they come, last a CompleteMessage with the result.
+
+        Of a request whose ``params["stream"]`` is true the result has no sound that was in the chunks.
 
         Arguments and errors are those of ``submit``. Closing the iterator early aborts the request.
         """
