@@ -119,9 +119,9 @@ def walks(sent: list[tuple[int, int]], calls: dict[str, list[Call]]) -> list[Wal
         calls: By process.
     """
     found = [
-        Walk("a chat request, from the route to the first scheduler", 46, []),
+        Walk("a chat request, from the route to the first scheduler", 44, []),
         Walk("a payload, from one scheduler to the next", 14, []),
-        Walk("a chunk of sound, from the vocoder to the client", 31, []),
+        Walk("a chunk of sound, from the vocoder to the client", 29, []),
     ]
     for began, heard in sent:
         accepted = first(calls["read"], began, "Inbox.put")

@@ -17,12 +17,10 @@ from sglang_omni.serve.front.admission import Admission, AdmissionLimits
 from sglang_omni.serve.front.auth import Guard
 from sglang_omni.serve.front.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.front.limits import BodyLimits
-from sglang_omni.serve.front.middleware import AdmissionMiddleware, BodyLimit, Count
+from sglang_omni.serve.front.middleware import AdmissionMiddleware
 from sglang_omni.serve.front.origins import cross_origin
 from sglang_omni.serve.front.request_ids import RequestIds
 from sglang_omni.serve.front.route_hints import RouteHints
-from sglang_omni.serve.front.warnings import Warnings
-from sglang_omni.serve.front.websockets import WebSockets
 from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
 from sglang_omni.serve.routes.admin import admin_routes
 from sglang_omni.serve.routes.chat import chat_routes
@@ -102,13 +100,13 @@ def create_app(
         *cross_origin(access.allowed_origins),
         Middleware(RequestIds, running=server.running),
         *_traced(server, tracer),
-        Middleware(Count, metrics=server.metrics),
-        Middleware(Guard, access=access, client_secrets=server.client_secrets),
-        Middleware(Warnings),
-        Middleware(BodyLimit, max_bytes=max_body_size),
-        Middleware(AdmissionMiddleware, admission=server.admission, metrics=server.metrics),
         Middleware(
-            WebSockets, admission=server.admission, metrics=server.metrics, are_open=server.websockets
+            AdmissionMiddleware,
+            guard=Guard(access, server.client_secrets),
+            admission=server.admission,
+            metrics=server.metrics,
+            max_body_size=max_body_size,
+            websockets=server.websockets,
         ),
     ]
     # Without FastAPI's pages, which load scripts from other sites; /openapi.json stays.

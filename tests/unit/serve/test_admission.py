@@ -15,9 +15,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from waiting import until
 
 from sglang_omni.serve.front import errors
+from sglang_omni.serve.front.access import Access
 from sglang_omni.serve.front.admission import Admission, AdmissionLimits
+from sglang_omni.serve.front.auth import Guard
 from sglang_omni.serve.front.middleware import AdmissionMiddleware
 from sglang_omni.serve.front.route_hints import RouteHints
+from sglang_omni.serve.front.websockets import OpenWebSockets
 from sglang_omni.serve.launch.fleet import router_limits
 from sglang_omni.serve.metrics import Metrics
 
@@ -32,7 +35,16 @@ class Served:
         self.begun: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
         app = FastAPI(
-            middleware=[Middleware(AdmissionMiddleware, admission=self.admission, metrics=Metrics())]
+            middleware=[
+                Middleware(
+                    AdmissionMiddleware,
+                    guard=Guard(Access()),
+                    admission=self.admission,
+                    metrics=Metrics(),
+                    max_body_size=BODY_LIMIT,
+                    websockets=OpenWebSockets(),
+                )
+            ]
         )
 
         @app.post("/run")

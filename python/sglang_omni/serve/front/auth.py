@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import Scope
 
 from sglang_omni.generation.request_id import HEADER, OWNER_HEADER
 from sglang_omni.proto import RequestError
@@ -47,8 +48,7 @@ class Guard:
     one owner; the tenant's name is in ``request.state.tenant``, None for other keys.
     """
 
-    def __init__(self, app: ASGIApp, *, access: Access, client_secrets: ClientSecrets | None = None) -> None:
-        self.app = app
+    def __init__(self, access: Access, client_secrets: ClientSecrets | None = None) -> None:
         self._client_secrets = client_secrets or ClientSecrets()
         self._clients = [key.encode() for key in access.api_keys]
         self._admins = [access.admin_key.encode()] if access.admin_key is not None else []
@@ -57,19 +57,18 @@ class Guard:
         self._origins = frozenset(access.allowed_origins)
         self._secret = secrets.token_bytes(32)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket"):
-            try:
-                state = scope.setdefault("state", {})
-                state["owner"] = self._admit(scope)
-                state["tenant"] = self._tenants.get(_shown_key(scope, Headers(scope=scope)) or b"")
-            except RequestError as exc:
-                response = error_response(exc)
-                if exc.status == 401:
-                    response.headers["www-authenticate"] = "Bearer"
-                await response(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+    def refusal(self, scope: Scope) -> Response | None:
+        """The answer to a request that is not allowed; None if it is."""
+        state = scope.setdefault("state", {})
+        try:
+            state["owner"] = self._admit(scope)
+        except RequestError as exc:
+            response = error_response(exc)
+            if exc.status == 401:
+                response.headers["www-authenticate"] = "Bearer"
+            return response
+        state["tenant"] = self._tenants.get(_shown_key(scope, Headers(scope=scope)) or b"")
+        return None
 
     def _admit(self, scope: Scope) -> str | None:
         headers, path = Headers(scope=scope), scope["path"]

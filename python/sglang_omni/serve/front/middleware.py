@@ -1,4 +1,4 @@
-"""Middleware in front of every route: the limit on bodies, the places of requests, and their counting."""
+"""In front of every route: who asks, how large a body may be, a permit to run, and what is counted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_omni.proto import Unavailable
 from sglang_omni.serve.front.admission import Admission, Permit
+from sglang_omni.serve.front.auth import Guard
 from sglang_omni.serve.front.errors import CLIENT_CLOSED_REQUEST, error_response
 from sglang_omni.serve.front.request_ids import HttpAnswer
-from sglang_omni.serve.front.websockets import answered_with
+from sglang_omni.serve.front.warnings import collected, warning_headers
+from sglang_omni.serve.front.websockets import SWITCHING_PROTOCOLS, OpenWebSockets, WebSockets
 from sglang_omni.serve.metrics import Metrics
 
 # Bytes of a refused body that are read.
@@ -21,108 +23,176 @@ _MOST_DROPPED = 2**30
 # Bytes of each body that do not count towards the limit on all: large ones must not keep small ones out.
 _UNCOUNTED = 65_536
 # Paths that begin so: administration and cancelling have to reach a server that is full.
-_WITHOUT_PLACE = ("/abort_request", "/flush_cache", "/start_profile", "/stop_profile", "/v1/responses/")
-
-
-class BodyLimit:
-    """Refuses bodies over ``max_bytes``: at once if their length is declared, else once they exceed it."""
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
-        self.app = app
-        self.max_bytes = max_bytes
-        self._refusal = f"the body is over the limit of {max_bytes} bytes (--max-body-size)"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        length = Request(scope).headers.get("content-length", "")
-        if length.isdigit() and int(length) > self.max_bytes:
-            await _drop_body(receive)
-            await error_response(HTTPException(413, self._refusal))(scope, receive, send)
-            return
-        received = 0
-        unread = True
-
-        async def counted() -> Message:
-            nonlocal received, unread
-            message = await receive()
-            if message["type"] == "http.request":
-                received += len(message.get("body", b""))
-                unread = message.get("more_body", False)
-                if received > self.max_bytes:
-                    raise HTTPException(413, self._refusal)
-            return message
-
-        async def watched(message: Message) -> None:
-            if received > self.max_bytes and unread and message["type"] == "http.response.start":
-                await _drop_body(receive)
-            await send(message)
-
-        await self.app(scope, counted, watched)
+_WITHOUT_PERMIT = ("/abort_request", "/flush_cache", "/start_profile", "/stop_profile", "/v1/responses/")
 
 
 class AdmissionMiddleware:
-    """Has each request wait for a permit once its body is complete, and keep it until its answer is computed.
+    """Takes requests in, and counts their answers.
 
-    If the queue is full, a request is refused and its body dropped. The body of a waiting request is not
-    parsed yet.
+    A request that ``guard`` does not allow is refused. So is a body over ``max_body_size``: at once if its
+    length is declared, else once it exceeds that. A POST waits for a permit once its body is complete, and
+    keeps it until its answer is computed; if the queue is full, it is refused and its body dropped. The body
+    of a waiting request is not parsed yet.
+
+    Requests are counted by route and status, with the time until the end of their answers. WebSockets are
+    counted apart, and not timed: how long one is open says nothing of the server.
+
+    One object wraps what a request receives and sends, as both are called for each part of a stream.
     """
 
-    def __init__(self, app: ASGIApp, *, admission: Admission, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        guard: Guard,
+        admission: Admission,
+        metrics: Metrics,
+        max_body_size: int,
+        websockets: OpenWebSockets,
+    ) -> None:
         self.app = app
+        self.websockets = WebSockets(app, admission=admission, metrics=metrics, are_open=websockets)
+        self.guard = guard
         self.admission = admission
         self.metrics = metrics
+        self.max_body_size = max_body_size
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_post = scope["type"] == "http" and scope["method"] == "POST"
-        if not is_post or scope["path"].startswith(_WITHOUT_PLACE):
-            await self.app(scope, receive, send)
-            return
-        if self.admission.closed or self.admission.is_full:
-            refusal: Exception = (
-                Unavailable(self.admission.closed)
-                if self.admission.closed
-                else self.admission.refusal("queue_full")
+        if scope["type"] == "http":
+            await self._count(
+                scope, AdmittedRequest(self.admission, self.metrics, self.max_body_size, receive, send)
             )
-            await _drop_body(receive)
-            await error_response(refusal)(scope, receive, send)
-            return
-        admitted = AdmittedRequest(self.admission, self.metrics, receive)
-        scope.setdefault("state", {})["admitted"] = admitted
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _count(self, scope: Scope, request: AdmittedRequest) -> None:
+        started = time.monotonic()
+        self.metrics.in_flight.inc()
         try:
-            await self.app(scope, admitted.receive, send)
+            await self._answer(scope, request)
         finally:
-            admitted.end()
+            request.end()
+            self.metrics.in_flight.dec()
+            state = scope.get("state", {})
+            path, seconds = _path(scope), time.monotonic() - started
+            self.metrics.request_done(path, request.status, seconds, state.get("tenant"))
+            if (name := state.get("request_name")) is not None:
+                name.answer = HttpAnswer(scope["method"], path, request.status, seconds)
+
+    async def _answer(self, scope: Scope, request: AdmittedRequest) -> None:
+        if (refusal := self.guard.refusal(scope)) is not None:
+            await refusal(scope, request.read, request.send)
+            return
+        length = Request(scope).headers.get("content-length", "")
+        if length.isdigit() and int(length) > self.max_body_size:
+            await self._refuse(request.too_large, scope, request)
+            return
+        if scope["method"] == "POST" and not scope["path"].startswith(_WITHOUT_PERMIT):
+            if self.admission.closed:
+                await self._refuse(Unavailable(self.admission.closed), scope, request)
+                return
+            if self.admission.is_full:
+                await self._refuse(self.admission.refusal("queue_full"), scope, request)
+                return
+            request.needs_permit = True
+            scope.setdefault("state", {})["admitted"] = request
+        with collected() as request.warnings:
+            await self.app(scope, request.receive, request.send)
+
+    async def _refuse(self, error: Exception, scope: Scope, request: AdmittedRequest) -> None:
+        await _drop_body(request.read)
+        await error_response(error)(scope, request.read, request.send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status = CLIENT_CLOSED_REQUEST
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "websocket.http.response.start":
+                status = message["status"]
+            elif message["type"] == "websocket.accept":
+                status = SWITCHING_PROTOCOLS
+            await send(message)
+
+        try:
+            if (refusal := self.guard.refusal(scope)) is not None:
+                await refusal(scope, receive, watched)
+            else:
+                await self.websockets(scope, receive, watched)
+        finally:
+            self.metrics.websocket_done(_path(scope), status)
 
 
 class AdmittedRequest:
-    """One request's way through the gate. Routes find it in ``request.state.admitted``."""
+    """One HTTP request's way in and out. Routes find it in ``request.state.admitted`` if it has a permit.
 
-    def __init__(self, admission: Admission, metrics: Metrics, receive: Receive) -> None:
+    Attributes:
+        status: Of its answer, once that has begun.
+        warnings: What its answer warns of.
+        needs_permit: True if it is to wait for a permit.
+        too_large: The error of a body that is over the limit.
+    """
+
+    def __init__(
+        self, admission: Admission, metrics: Metrics, max_body_size: int, receive: Receive, send: Send
+    ) -> None:
+        self.status = CLIENT_CLOSED_REQUEST
+        self.warnings: dict[str, None] = {}
+        self.needs_permit = False
+        self.too_large = HTTPException(
+            413, f"the body is over the limit of {max_body_size} bytes (--max-body-size)"
+        )
         self._admission = admission
         self._metrics = metrics
+        self._max_body_size = max_body_size
         self._receive = receive
+        self._send = send
         self._received = self._held = 0
-        self._has_entered = False
+        self._is_unread = True
         self._permit: Permit | None = None
 
-    async def receive(self) -> Message:
+    async def read(self) -> Message:
+        """Receives a message.
+
+        Raises:
+            HTTPException: 413: the body is over the limit.
+        """
         message = await self._receive()
-        if self._has_entered or message["type"] != "http.request":
+        if message["type"] == "http.request":
+            self._received += len(message.get("body", b""))
+            self._is_unread = message.get("more_body", False)
+            if self._received > self._max_body_size:
+                raise self.too_large
+        return message
+
+    async def receive(self) -> Message:
+        """Receives a message; the last of a body waits for the permit."""
+        message = await self.read()
+        if not self.needs_permit or message["type"] != "http.request":
             return message
-        self._received += len(message.get("body", b""))
         more = max(0, self._received - _UNCOUNTED) - self._held
         self._admission.hold_bytes(more)
         self._held += more
-        if not message.get("more_body", False):
-            self._has_entered = True
+        if not self._is_unread:
+            self.needs_permit = False
             began = time.monotonic()
             self._permit = await self._admission.acquire(self._receive)
             if self._permit is None:
                 return {"type": "http.disconnect"}
             self._metrics.request_queue_time.observe(time.monotonic() - began)
         return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._received > self._max_body_size and self._is_unread:
+                await _drop_body(self._receive)
+            if self.warnings:
+                headers = [*message.get("headers", ()), *warning_headers(self.warnings)]
+                message = {**message, "headers": headers}
+        await self._send(message)
 
     def widen(self, parts: int) -> None:
         """Have the request's permit stand for ``parts`` requests of the pipeline."""
@@ -144,46 +214,6 @@ async def _drop_body(receive: Receive) -> None:
             if message["type"] != "http.request" or not message.get("more_body", False):
                 return
             dropped += len(message.get("body", b""))
-
-
-class Count:
-    """Counts requests by route and status, and the time until the end of their answers.
-
-    WebSockets are counted apart, and not timed: how long one is open says nothing of the server.
-    """
-
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self.app = app
-        self.metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self.app(scope, receive, send)
-            return
-        status = CLIENT_CLOSED_REQUEST
-        started = time.monotonic()
-
-        async def watched(message: Message) -> None:
-            nonlocal status
-            status = answered_with(message) or status
-            await send(message)
-
-        if scope["type"] == "websocket":
-            try:
-                await self.app(scope, receive, watched)
-            finally:
-                self.metrics.websocket_done(_path(scope), status)
-            return
-        self.metrics.in_flight.inc()
-        try:
-            await self.app(scope, receive, watched)
-        finally:
-            self.metrics.in_flight.dec()
-            state = scope.get("state", {})
-            path, seconds = _path(scope), time.monotonic() - started
-            self.metrics.request_done(path, status, seconds, state.get("tenant"))
-            if (name := state.get("request_name")) is not None:
-                name.answer = HttpAnswer(scope["method"], path, status, seconds)
 
 
 def _path(scope: Scope) -> str:

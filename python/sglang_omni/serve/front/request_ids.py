@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_omni.generation.request_id import HEADER, is_usable, new_request_id
 from sglang_omni.proto import RequestError
-from sglang_omni.serve.front.websockets import answered_with
+from sglang_omni.serve.front.websockets import SWITCHING_PROTOCOLS
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class RequestIds:
 
         async def named(message: Message) -> None:
             nonlocal status
-            if answer := answered_with(message):
+            if answer := _answered_with(message):
                 status = answer
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message)[HEADER] = name.id
@@ -212,6 +212,13 @@ class RequestIds:
                     status,
                     time.monotonic() - started,
                 )
+
+
+def _answered_with(message: Message) -> int | None:
+    """The status of the answer that a message begins; None if it begins none."""
+    if message["type"] in ("http.response.start", "websocket.http.response.start"):
+        return int(message["status"])
+    return SWITCHING_PROTOCOLS if message["type"] == "websocket.accept" else None
 
 
 def _called(headers: Headers) -> str:

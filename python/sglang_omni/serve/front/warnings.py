@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # The texts as keys, so that each is said once; None where the answer has no place for warnings.
 _warnings: ContextVar[dict[str, None] | None] = ContextVar("_warnings", default=None)
@@ -33,25 +31,6 @@ def collected() -> Iterator[dict[str, None]]:
         _warnings.reset(token)
 
 
-class Warnings:
-    """Middleware that adds a ``Warning`` header (RFC 7234, 5.5) for each warning to an HTTP answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        with collected() as warnings:
-
-            async def warned(message: Message) -> None:
-                if warnings and message["type"] == "http.response.start":
-                    # In ASCII, as a header must be.
-                    added = [
-                        (b"warning", f"299 sglang-omni {json.dumps(text)}".encode()) for text in warnings
-                    ]
-                    message = {**message, "headers": [*message.get("headers", ()), *added]}
-                await send(message)
-
-            await self.app(scope, receive, warned)
+def warning_headers(warnings: Iterable[str]) -> list[tuple[bytes, bytes]]:
+    """A ``Warning`` header (RFC 7234, 5.5) for each text; in ASCII, as a header must be."""
+    return [(b"warning", f"299 sglang-omni {json.dumps(text)}".encode()) for text in warnings]

@@ -17,13 +17,6 @@ SWITCHING_PROTOCOLS = 101
 GOING_AWAY, INTERNAL_ERROR, POLICY_VIOLATION = 1001, 1011, 1008
 
 
-def answered_with(message: Message) -> int | None:
-    """The status of the answer that a message begins; None if it begins none."""
-    if message["type"] in ("http.response.start", "websocket.http.response.start"):
-        return int(message["status"])
-    return SWITCHING_PROTOCOLS if message["type"] == "websocket.accept" else None
-
-
 def chosen_subprotocol(scope: Scope, known: str) -> str | None:
     """``known`` if the client offers it: a browser that offers some needs the server to choose one."""
     return known if known in scope["subprotocols"] else None
@@ -70,9 +63,6 @@ class WebSockets:
         self.are_open = are_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "websocket":
-            await self.app(scope, receive, send)
-            return
         if self.admission.closed:
             await error_response(Unavailable(self.admission.closed))(scope, receive, send)
             return

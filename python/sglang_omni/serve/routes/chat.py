@@ -55,12 +55,13 @@ def chat_routes(server: AppState) -> APIRouter:
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = server.check_model(body.model)
-        body.reasoning_effort = await usable_effort(
-            server,
-            body.reasoning_effort,
-            with_tools=bool(body.tools or body.functions),
-            param="reasoning_effort",
-        )
+        if body.reasoning_effort is not None:
+            body.reasoning_effort = await usable_effort(
+                server,
+                body.reasoning_effort,
+                with_tools=bool(body.tools or body.functions),
+                param="reasoning_effort",
+            )
         generate = to_generate_request(server, body)
         generate.session_id, generate.owner = session_key(request, body), owner_of(request)
         audio_format = audio_format_of(body)
