@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from sglang_omni.client.types import (
     AbortResult,
@@ -17,7 +17,11 @@ from sglang_omni.client.types import (
 from sglang_omni.generation.answer import AnswerBuilder, GenerateChunk
 from sglang_omni.generation.errors import ClientError
 from sglang_omni.generation.local import CoordinatorLike, LocalTransport
-from sglang_omni.generation.request import GenerateRequest, transcription_request
+from sglang_omni.generation.request import (
+    GenerateRequest,
+    TranscriptionOptions,
+    transcription_request,
+)
 from sglang_omni.generation.results import (
     CompletionResult,
     PartEncoder,
@@ -162,44 +166,10 @@ class Client:
                     yield SpeechStreamChunk(part.request_id, samples, part.sample_rate or DEFAULT_SAMPLE_RATE)
 
     async def transcribe(
-        self,
-        audio: bytes,
-        *,
-        session_id: str | None = None,
-        owner: str | None = None,
-        model: str | None = None,
-        language: str | None = None,
-        prompt: str | None = None,
-        temperature: float | None = None,
-        word_timestamps: bool = False,
-        translate: bool = False,
-        request_id: str | None = None,
-        timeout: float | None = None,
-        timings: bool = False,
+        self, audio: bytes, *, request_id: str | None = None, **options: Unpack[TranscriptionOptions]
     ) -> TranscriptionResult:
-        """Transcribes an encoded audio file.
-
-        ``session_id``, ``owner``, ``model`` and ``timings`` are as the fields of ``GenerateRequest``, and all
-        else is as in ``transcription_request``.
-
-        Args:
-            audio: The file.
-            timeout: In seconds.
-        """
-        request = transcription_request(
-            audio,
-            session_id=session_id,
-            owner=owner,
-            model=model,
-            language=language,
-            prompt=prompt,
-            temperature=temperature,
-            word_timestamps=word_timestamps,
-            translate=translate,
-            timeout=timeout,
-            timings=timings,
-        )
-        return await self.transcript(request, request_id=request_id)
+        """Transcribes an encoded audio file."""
+        return await self.transcript(transcription_request(audio, **options), request_id=request_id)
 
     async def transcript(
         self, request: GenerateRequest, *, request_id: str | None = None

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
 
 from sglang_omni.client.client import Client
 from sglang_omni.client.types import (
@@ -22,6 +22,7 @@ from sglang_omni.client.types import (
     VoiceList,
 )
 from sglang_omni.generation.local import CoordinatorLike
+from sglang_omni.generation.request import TranscriptionOptions
 
 if TYPE_CHECKING:
     from sglang_omni.client.realtime.sync import SyncRealtimeSession
@@ -100,38 +101,10 @@ class SyncClient:
         return self._iterate(self._client.speech_stream(request, request_id=request_id, speed=speed))
 
     def transcribe(
-        self,
-        audio: bytes,
-        *,
-        session_id: str | None = None,
-        owner: str | None = None,
-        model: str | None = None,
-        language: str | None = None,
-        prompt: str | None = None,
-        temperature: float | None = None,
-        word_timestamps: bool = False,
-        translate: bool = False,
-        request_id: str | None = None,
-        timeout: float | None = None,
-        timings: bool = False,
+        self, audio: bytes, *, request_id: str | None = None, **options: Unpack[TranscriptionOptions]
     ) -> TranscriptionResult:
-        """Transcribes an encoded audio file; see ``Client.transcribe``."""
-        return self._run(
-            self._client.transcribe(
-                audio,
-                session_id=session_id,
-                owner=owner,
-                model=model,
-                language=language,
-                prompt=prompt,
-                temperature=temperature,
-                word_timestamps=word_timestamps,
-                translate=translate,
-                request_id=request_id,
-                timeout=timeout,
-                timings=timings,
-            )
-        )
+        """Transcribes an encoded audio file."""
+        return self._run(self._client.transcribe(audio, request_id=request_id, **options))
 
     def transcript(self, request: GenerateRequest, *, request_id: str | None = None) -> TranscriptionResult:
         """The whole transcript of a ``transcription_request``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.proto.tasks import ChatInputs, CompletionInputs, SpeechInputs, TranscriptionInputs
@@ -140,41 +140,53 @@ class GenerateRequest:
 _INPUTS = ("prompt", "prompt_token_ids", "messages", "audio")
 
 
+class TranscriptionOptions(TypedDict, total=False):
+    """What the request for a transcript may say beside its recording.
+
+    Attributes:
+        language: Of the speech, as a name or a code; None leaves it to the model.
+        prompt: Text that came before, or words to expect.
+        temperature: Above 0 the text is drawn, at 0 or None it is the likeliest.
+        word_timestamps: True if segments have the times of their words.
+        translate: True for a transcript in English.
+        model, session_id, owner, timeout, timings: As the fields of ``GenerateRequest``.
+    """
+
+    language: str | None
+    prompt: str | None
+    temperature: float | None
+    word_timestamps: bool
+    translate: bool
+    model: str | None
+    session_id: str | None
+    owner: str | None
+    timeout: float | None
+    timings: bool
+
+
+_TRANSCRIPTION_PARAMS = ("language", "prompt", "temperature", "word_timestamps")
+
+
 def transcription_request(
-    audio: bytes,
-    *,
-    language: str | None = None,
-    prompt: str | None = None,
-    temperature: float | None = None,
-    word_timestamps: bool = False,
-    translate: bool = False,
-    stream: bool = False,
-    **fields: Any,
+    audio: bytes, *, stream: bool = False, **options: Unpack[TranscriptionOptions]
 ) -> GenerateRequest:
     """The request for the transcript of an encoded audio file.
 
     Streamed (``Client.generate``), each chunk has the text and the segments that are new.
 
     Args:
-        language: Of the speech, as a name or a code; None leaves it to the model.
-        prompt: Text that came before, or words to expect.
-        temperature: Above 0 the text is drawn, at 0 or None it is the likeliest.
-        word_timestamps: True if segments have the times of their words.
-        translate: True for a transcript in English.
         stream: True if the text comes in parts.
-        fields: Other fields of ``GenerateRequest``.
     """
-    params = {
-        "language": language,
-        "prompt": prompt,
-        "temperature": temperature,
-        "word_timestamps": word_timestamps or None,
-    }
+    fields: dict[str, Any] = {**options}
+    params = {name: fields.pop(name, None) for name in _TRANSCRIPTION_PARAMS}
+    # A temperature of 0 is given.
+    given = {name: value for name, value in params.items() if value is not None and value is not False}
+    task = "translation" if fields.pop("translate", False) else "transcription"
     return GenerateRequest(
         audio=audio,
         stream=stream,
-        extra_params={name: value for name, value in params.items() if value is not None},
-        metadata={"task": "translation" if translate else "transcription"},
+        extra_params=given,
+        metadata={"task": task},
         **fields,
     )
 

@@ -16,6 +16,7 @@ from sglang_omni.client import (
     Message,
     NoAudioError,
     SamplingParams,
+    transcription_request,
 )
 from sglang_omni.client.http.chunks import delta_chunk
 from sglang_omni.generation.answer import Delivered, read_result
@@ -94,6 +95,15 @@ def test_inputs_and_task(fields, inputs, task):
     omni = to_omni_request(GenerateRequest(**fields))
     assert omni.inputs == inputs
     assert omni.metadata["task"] == task
+
+
+def test_a_transcription_says_what_is_set():
+    request = transcription_request(
+        b"RIFF", temperature=0.0, word_timestamps=False, translate=True, model="m"
+    )
+    assert (request.extra_params, request.task, request.model) == ({"temperature": 0.0}, "translation", "m")
+    with pytest.raises(TypeError, match="tempo"):
+        transcription_request(b"RIFF", tempo=1)
 
 
 def test_several_terminal_stages_become_one_chunk():
