@@ -61,7 +61,7 @@ class JsonCalls:
         self._is_bare = False
 
     def feed(self, text: str) -> str:
-        """Takes a piece of text; returns what of it and of what was held back is content."""
+        """Feeds text. Returns the content that is now certain, including text held back earlier."""
         self._buffer += text
         content = []
         while self._buffer:

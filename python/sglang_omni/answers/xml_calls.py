@@ -43,7 +43,7 @@ class XmlCalls:
         self._told = 0
 
     def feed(self, text: str) -> str:
-        """Takes a piece of text; returns what of it and of what was held back is content."""
+        """Feeds text. Returns the content that is now certain, including text held back earlier."""
         self._buffer += text
         content = []
         while self._buffer:

@@ -161,7 +161,7 @@ class OmniScheduler(Generic[RequestT]):
         return not done or done[-1].kind != "stop"
 
     def _follow(self) -> bool:
-        """Does the operations of rank 0. False to stop."""
+        """Applies rank 0's operations. Returns False if one of them is "stop"."""
         assert self._ranks is not None
         for operation in self._ranks.receive():
             if operation.kind == "stop":

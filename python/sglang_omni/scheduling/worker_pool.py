@@ -86,7 +86,7 @@ class WorkerPool:
                 worker.flush_cache()
 
     def stats(self) -> dict[str, float]:
-        """The sums of the workers' numbers; of those called ``max_batch...``, the largest."""
+        """The workers' stats, summed; ``max_batch*`` values are maxima."""
         pooled: dict[str, float] = {}
         for worker in self._workers:
             for name, value in worker.stats().items() if isinstance(worker, HasStats) else ():

@@ -61,8 +61,11 @@ class Reference(Protocol):
     """What is right: the published implementation, or a plain loop without caches and batches."""
 
     def answers(self, case: Case) -> Answer | None:
-        """Answers a case, alone; None if it cannot, as of a seed: then the pipeline's own answer to the case
-        alone is right."""
+        """The expected answer to a case, run alone.
+
+        None if the reference cannot give one, as of a seeded draw: the pipeline's own answer to the case run
+        alone is then the reference.
+        """
 
 
 def read_answer(result: Any) -> Answer:

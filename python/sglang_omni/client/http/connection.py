@@ -188,7 +188,7 @@ def _reason(exc: BaseException) -> str:
     cause: BaseException | None = exc
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:
-            # Errors of names have negative numbers, and texts of their own.
+            # getaddrinfo errors are negative and carry their own message.
             return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
         cause = cause.__cause__ or cause.__context__
     return str(exc) or type(exc).__name__

@@ -153,7 +153,7 @@ class NcclRelay(Relay):
         # Not received in place: after a failure bytes may arrive late, and must not arrive there.
         dest_tensor.detach().reshape(-1).view(torch.uint8)[:nbytes].copy_(received)
         if received.is_cuda:
-            # Its memory is another thread's stream's, and the copy goes on on this one's.
+            # It was allocated on another thread's stream; it is kept until this stream's copy is done.
             received.record_stream(torch.cuda.current_stream(received.device))
         return Got(dict(metadata))
 

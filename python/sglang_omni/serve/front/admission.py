@@ -40,7 +40,7 @@ class AdmissionLimits:
     queue_timeout: float = DEFAULT_QUEUE_TIMEOUT
 
     def as_dict(self) -> dict[str, float | None]:
-        """The limits by the names of the launcher's flags."""
+        """The limits, keyed by launcher flag."""
         return {
             "max_concurrent_requests": self.max_running,
             "queue_size": self.queue_size,

@@ -11,8 +11,8 @@ from fastapi.responses import Response
 
 from sglang_omni.serve.state import AppState
 
-# Browsers load the page's own parts and nothing from elsewhere. They ask anew at each load, since parts
-# of two versions do not fit.
+# Browsers load the page's own parts and nothing from elsewhere. They revalidate on
+# every load: mixing files of two versions breaks the page.
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; worker-src 'self'; "

@@ -52,6 +52,6 @@ class MelVocoder:
 
 
 def _block_reach(kernel: int, dilations: list[int]) -> int:
-    """Samples on either side on which a sample of a residual block depends."""
+    """Receptive field of a residual block, in samples per side."""
     half = (kernel - 1) // 2
     return sum(half * dilation + half + 2 * _ACTIVATION for dilation in dilations)

@@ -144,7 +144,7 @@ def _quieten(model: Any, fields: dict[str, Any], tokenizer: WordTokenizer) -> No
     codes = model.talker.codec_head.weight
     for token in range(fields["token2wav_config"]["dit_config"]["num_embeds"], len(codes)):
         codes[token] *= _UNREACHABLE
-    # Not so rare that no speech ends by itself.
+    # Frequent enough that some utterances end before the limit.
     codes[talker["tts_codec_end_token_id"]].normal_(std=1.5 / math.sqrt(codes.shape[1]))
 
 

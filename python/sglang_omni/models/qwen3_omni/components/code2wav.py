@@ -106,7 +106,7 @@ def _transposed(part: Qwen3OmniMoeCausalTransConvNet, wave: Tensor, memory: Stre
     cut = part.left_pad
     if not cut:
         return cast(Tensor, part(wave))
-    # The module cuts a stride off both ends of its output; one earlier step makes up for that.
+    # The module trims one stride from each end; prepending one earlier step compensates.
     wave = part(memory.extend(wave, 1))
     return wave[..., cut:] if memory.is_first else wave
 

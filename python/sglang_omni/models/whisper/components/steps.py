@@ -171,7 +171,7 @@ class WhisperModel:
         self._choose(last, items)
 
     def _step(self, items: Sequence[NextToken]) -> None:
-        # Slots of texts that are not in this step are computed too, at a position that none reads.
+        # Idle slots are computed as well; they write to a scratch position that nothing reads.
         tokens = [self.tokens.end] * self.cache.num_used
         places = [self.cache.scratch_position] * self.cache.num_used
         for item in items:

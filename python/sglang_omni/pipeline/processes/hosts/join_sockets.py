@@ -151,7 +151,7 @@ class DealerSocket:
             message = parse_monitor_message(await self._monitor.recv_multipart())
             match zmq.Event(message["event"]):
                 case zmq.Event.HANDSHAKE_SUCCEEDED:
-                    # Events that are not read would in the end stop libzmq.
+                    # libzmq blocks once unread monitor events fill its queue.
                     self._socket.disable_monitor()
                     return
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH:
