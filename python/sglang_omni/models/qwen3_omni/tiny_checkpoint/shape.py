@@ -184,7 +184,7 @@ class TinyShape:
         hidden = self.talker_hidden
         return {
             **ids,
-            # Differs from the thinker's value on purpose, so that a test notices if one is used for the other.
+            # Not the thinker's value, on purpose: a test notices if one is used for the other.
             "position_id_per_seconds": 26,
             "accept_hidden_layer": self.tap_layer,
             **{name: self.codes + offset for name, offset in _CODEC_IDS.items()},
