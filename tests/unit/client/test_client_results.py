@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from sglang_omni.client import (
     transcription_request,
 )
 from sglang_omni.client.http.chunks import delta_chunk
+from sglang_omni.client.http.connection import HttpConnection
 from sglang_omni.generation.answer import Delivered, read_result
 from sglang_omni.generation.audio import decode_pcm, decode_wav
 from sglang_omni.generation.request import to_omni_request
@@ -267,3 +270,26 @@ def test_an_event_with_several_answers_is_the_first_ones():
     choices = [{"index": index, "delta": {"content": text}} for index, text in enumerate(("Paris", "Rome"))]
     assert delta_chunk("r", {"choices": choices}).text == "Paris"
     assert delta_chunk("r", {"choices": choices[1:]}).text == ""
+
+
+async def test_tokens_without_text_are_not_lost_over_http(monkeypatch):
+    """The text of a token may be held back: it may begin a stop text."""
+
+    @asynccontextmanager
+    async def opened(*args, **kwargs):
+        yield SimpleNamespace(headers={})
+
+    async def events(response):
+        for tokens, text in (([1], "a"), ([2], ""), ([3], ""), ([4], "bc")):
+            yield {"choices": [{"index": 0, "delta": {"content": text}, "token_ids": tokens}]}
+        yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+        yield {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 4}}
+
+    monkeypatch.setattr(HttpConnection, "open", opened)
+    monkeypatch.setattr("sglang_omni.client.http.transport.events_of", events)
+    async with Client("http://127.0.0.1:1") as client:
+        request = GenerateRequest(messages=[Message("user", "Hi")])
+        *parts, whole = [chunk async for chunk in client.generate(request)]
+    assert [part.token_ids for part in parts] == [[1], [2], [3], [4]]
+    assert (whole.token_ids, whole.text, whole.finish_reason) == ([1, 2, 3, 4], "abc", "length")
+    assert whole.usage.total_tokens == 5

@@ -36,8 +36,8 @@ _FINISH_HEADER = "x-finish-reason"
 # By this owner of its models a server is known to be one of this package's.
 _OWNER = "sglang-omni"
 # Fields of an event that are new in an answer; the others are of its end.
-_NEW = ("text", "input_transcript", "reasoning", "tool_calls", "logprobs", "audio_data")
-_OF_THE_END = ("finish_reason", "usage", "timings", "audio_codes", "token_ids")
+_NEW = ("text", "input_transcript", "reasoning", "tool_calls", "logprobs", "token_ids")
+_OF_THE_END = ("finish_reason", "usage", "timings", "audio_codes")
 
 
 class HttpTransport(Transport):
@@ -157,8 +157,7 @@ class HttpTransport(Transport):
                 part = delta_chunk(call.id, event)
                 is_new = part.audio_data is not None or any(getattr(part, name) for name in _NEW)
                 for name in _OF_THE_END:
-                    value = getattr(part, name)
-                    if value not in (None, []) and not (is_new and name == "token_ids"):
+                    if value := getattr(part, name):
                         setattr(last, name, value)
                 part.finish_reason = None
                 if is_new:
