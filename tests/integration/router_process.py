@@ -49,7 +49,9 @@ class ReplicaProcess:
 
 async def _launch(port: int = 0) -> ReplicaProcess:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, str(port), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parent
+        *(sys.executable, __file__, str(port)),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert process.stdout is not None
     return ReplicaProcess(process, int(await process.stdout.readline()))

@@ -62,4 +62,5 @@ def test_clips(oracle: OmniOracle, prompt: Any) -> None:
             inputs["input_features"], inputs["feature_attention_mask"]
         ).last_hidden_state
     config = Qwen25OmniCheckpoint.from_dir(oracle.path).thinker_config["audio_config"]
-    check(WindowedAudioEncoder(oracle.path, config, torch.float32), prompt["audios"], expected)
+    encoder = WindowedAudioEncoder.from_checkpoint(oracle.path, "thinker.audio_tower.", config, torch.float32)
+    check(encoder, prompt["audios"], expected)
