@@ -35,7 +35,7 @@ def told_by(script: str, fleet: ServedProcess, *args: str | Path, environment: s
         capture_output=True,
         text=True,
         timeout=280,
-        env={**os.environ, **OFFLINE},
+        env={**os.environ, **OFFLINE, "PYTHONPATH": str(FOLDER.parent)},
     )
     assert run.returncode == 0, run.stderr[-5000:]
     return json.loads(run.stdout)
