@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, get_args
 
@@ -86,7 +87,13 @@ def turns(policy: SchedulePolicy, clock: Callable[[], float]) -> Callable[[], Tu
 
 def sound_seconds(chunk: Any) -> float:
     """Length of a chunk's sound in seconds; 0 if it has none."""
-    if not isinstance(chunk, Mapping):
-        return 0.0
-    samples, rate = chunk.get("audio_data"), chunk.get("sample_rate")
-    return 0.0 if samples is None or not rate else len(samples) / float(rate)
+    rate = chunk.get("sample_rate") if isinstance(chunk, Mapping) else None
+    return num_samples(chunk) / float(rate) if rate else 0.0
+
+
+def num_samples(chunk: Any) -> int:
+    """How many samples of sound a chunk or a result has."""
+    sound = chunk.get("audio_data") if isinstance(chunk, Mapping) else None
+    if sound is None:
+        return 0
+    return math.prod(sound.shape) if hasattr(sound, "shape") else len(sound)

@@ -11,11 +11,12 @@ import torch
 
 from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR
 from sglang_omni.pipeline.stage.edges.edge import End, Payload, StreamChunk
-from sglang_omni.pipeline.stage.routing import Routing, num_samples
+from sglang_omni.pipeline.stage.routing import Routing
 from sglang_omni.pipeline.stage.wiring import Wiring
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import OutgoingMessage
+from sglang_omni.scheduling.turns import num_samples
 
 _ENDPOINTS = {"t@r0": "", "t@r1": "", "u": "", "v": ""}
 

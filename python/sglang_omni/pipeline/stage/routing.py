@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from sglang_omni.pipeline.stage.wiring import GetNextFn, Wiring
 from sglang_omni.proto import Replicas, StagePayload
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import OutgoingMessage
+from sglang_omni.scheduling.turns import num_samples
 
 
 class RoutedResult(NamedTuple):
@@ -160,14 +160,6 @@ class Routing:
             if uses[way] > 1
         }
         return {target: fan_outs[way] for way, (target, _) in zip(ways, sent, strict=True) if way in fan_outs}
-
-
-def num_samples(chunk: Any) -> int:
-    """How many samples of sound a chunk or a result has."""
-    sound = chunk.get("audio_data") if isinstance(chunk, dict) else None
-    if sound is None:
-        return 0
-    return math.prod(sound.shape) if hasattr(sound, "shape") else len(sound)
 
 
 def without_sent_sound(result: Any, samples_sent: int) -> Any:

@@ -16,11 +16,12 @@ from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, TargetEndpoint
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.failures import transfer_failure
 from sglang_omni.pipeline.stage.requests import RequestRecord, RequestTable
-from sglang_omni.pipeline.stage.routing import Routing, num_samples
+from sglang_omni.pipeline.stage.routing import Routing
 from sglang_omni.pipeline.stage.wiring import Wiring
 from sglang_omni.relay.base import Relay, RelayOperation
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.queues import Outbox
+from sglang_omni.scheduling.turns import num_samples
 
 # Messages routed in a row before the loop's other work gets its turn.
 _OUTBOX_BATCH = 64
