@@ -6,7 +6,7 @@ published shapes of Qwen3-30B-A3B and of Qwen3-Omni's thinker and talker, and wh
 must fit the GPU. A GPU's column is made by a process of its own: SGLang keeps the first architecture it sees.
 
 What was proved is kept in gpu_proofs.json, from which ``gpu_tables.py`` writes docs/gpu.md. A row of that
-file that is not proved any more, or with fewer kernels, is a failure: whoever takes some away deletes it.
+file that is not proved any more, or with fewer kernels, is a failure: delete the file to take proofs away.
 
 python tests/gpu_proofs.py [KIND ...]
 """

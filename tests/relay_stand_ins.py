@@ -1,4 +1,4 @@
-"""A relay of somebody else, and payloads of a size."""
+"""A relay as another package may bring it, and payloads of a given size."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def audio_to_base64(audio: Any, *, sample_rate: int = DEFAULT_SAMPLE_RATE, outpu
 
 
 class _CodecFile:
-    """A file that FFmpeg writes. If ``file`` can seek, its header tells the length once it is closed."""
+    """A file that FFmpeg writes. Once closed, its header has the length, if ``file`` can seek."""
 
     def __init__(self, response_format: str, rate: int, channels: int, file: Any) -> None:
         import av

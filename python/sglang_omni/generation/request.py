@@ -84,7 +84,7 @@ class GenerateRequest:
         owner: Separates the callers of one pipeline: a request id belongs to its owner, and no other caller
             can abort it. A server tells its callers apart itself.
         timeout: Seconds until the request is aborted and ``TimeoutError`` raised.
-        timings: True if the result tells the seconds spent in each stage.
+        timings: True if the result has the seconds spent in each stage.
         tools: OpenAI's tool objects, of which the answer may call some.
         tool_choice: OpenAI's: "auto", "none", "required", or an object that names one of the tools.
         parallel_tool_calls: True if one answer may call several.

@@ -22,7 +22,7 @@ class DecodeStep:
     Args:
         max_sequences: The most rows of a step.
         max_pages: The most pages of a sequence.
-        captures: True if to store the hidden states of the cache's ``capture_layer``.
+        captures: True to store the hidden states of the cache's ``capture_layer``.
 
     Attributes:
         table: The pages of the sequences, which steps read.

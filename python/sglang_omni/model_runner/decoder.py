@@ -149,7 +149,7 @@ class Decoder:
             hidden: (T, hidden_size), the input rows.
             deepstack: Added to some rows after the first layers.
             kinds: Of a decoder with ``dual_ffn``, which rows are of audio; None if all are.
-            capture: True if to store the hidden states of the cache's ``capture_layer``, if it has one.
+            capture: True to store the hidden states of the cache's ``capture_layer``, if it has one.
         """
         config = self.config
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

@@ -73,7 +73,7 @@ class FrameOutputs:
 
     Attributes:
         frames: What each step put out, on the decoder's device, for the input of the next.
-        arrived: The same on the host, (1, ...) each, as far as the copies have come and nobody took them.
+        arrived: Those that have been copied to the host and not been taken yet, (1, ...) each.
     """
 
     def __init__(self) -> None:

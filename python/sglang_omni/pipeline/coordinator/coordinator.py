@@ -344,7 +344,7 @@ class Coordinator:
         if not isinstance(request, OmniRequest):
             request = OmniRequest(inputs=request)
         if tracked.chunks is None and request.params.get("stream"):
-            # Nobody takes parts, so the result is to have all.
+            # The caller waits for the result, which must then be whole.
             request = replace(request, params={**request.params, "stream": False})
         if self._traces_steps:
             request = replace(request, metadata={**request.metadata, TRACED: True})

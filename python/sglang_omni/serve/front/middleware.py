@@ -1,4 +1,4 @@
-"""In front of every route: who asks, how large a body may be, a permit to run, and what is counted."""
+"""The middleware in front of every route: it checks keys and sizes, admits requests and counts them."""
 
 from __future__ import annotations
 

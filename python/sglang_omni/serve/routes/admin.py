@@ -71,7 +71,7 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/health_generate")
     async def health_generate(request: Request) -> JSONResponse:
-        """True if a request succeeds: one token is generated, or one word spoken.
+        """Check that a request succeeds: one token is generated, or one word spoken.
 
         The request needs no place, since a full server is healthy. Callers share one such request at a time.
         """

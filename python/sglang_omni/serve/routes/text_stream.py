@@ -44,7 +44,7 @@ class Utterance:
         admission: Gives each sentence a place of its own.
         slots: How many sentences of the connection are made at once.
         after: The end of the utterance before, of which something may still be sent.
-        every_clause: True if to speak clause by clause.
+        every_clause: True to speak clause by clause.
 
     Attributes:
         unspoken_chars: Characters of sentences that have not been sent yet.

@@ -20,7 +20,7 @@ class SGLangDenseMLP(nn.Module):
     Args:
         quantization: SGLang's, of the checkpoint; None for none.
         prefix: Of its tensors' names in the checkpoint, by which a quantization knows what it leaves out.
-        reduce: True if to sum the ranks' parts here.
+        reduce: True to sum the ranks' parts here.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ class Whisper:
                 model reads the last 223 tokens.
             temperature: 0 finds the likeliest text, always the same; above, the best of five drawn texts is
                 taken.
-            word_timestamps: True if to find the times of the words, which takes a little longer.
+            word_timestamps: True to find the times of the words, which takes a little longer.
         """
         # As tokens, because the library would read control tokens in a text.
         words = None if prompt is None else self._tokenizer.encode(self._tokenizer.hide(f" {prompt.strip()}"))
