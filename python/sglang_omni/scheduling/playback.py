@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 
 class Playback:
     """Follows a player that begins with the first piece of sound and plays each piece as soon as it can.
@@ -64,3 +68,11 @@ class Playback:
     def real_time_factor(self) -> float | None:
         """Seconds from the request to its last sound, for each second of sound; None before the first."""
         return (self._last - self._began) / self.seconds if self.seconds else None
+
+
+def num_samples(chunk: Any) -> int:
+    """How many samples of sound a chunk or a result has."""
+    sound = chunk.get("audio_data") if isinstance(chunk, Mapping) else None
+    if sound is None:
+        return 0
+    return math.prod(sound.shape) if hasattr(sound, "shape") else len(sound)

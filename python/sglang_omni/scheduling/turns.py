@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, get_args
 
-from sglang_omni.scheduling.playback import Playback
+from sglang_omni.scheduling.playback import Playback, num_samples
 
 SchedulePolicy = Literal["deadline", "fcfs"]
 
@@ -89,11 +88,3 @@ def sound_seconds(chunk: Any) -> float:
     """Length of a chunk's sound in seconds; 0 if it has none."""
     rate = chunk.get("sample_rate") if isinstance(chunk, Mapping) else None
     return num_samples(chunk) / float(rate) if rate else 0.0
-
-
-def num_samples(chunk: Any) -> int:
-    """How many samples of sound a chunk or a result has."""
-    sound = chunk.get("audio_data") if isinstance(chunk, Mapping) else None
-    if sound is None:
-        return 0
-    return math.prod(sound.shape) if hasattr(sound, "shape") else len(sound)

@@ -16,7 +16,7 @@ from sglang_omni.pipeline.stage.wiring import GetNextFn, Wiring
 from sglang_omni.proto import Replicas, StagePayload
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import OutgoingMessage
-from sglang_omni.scheduling.turns import num_samples
+from sglang_omni.scheduling.playback import num_samples
 
 
 class RoutedResult(NamedTuple):

@@ -20,8 +20,8 @@ from sglang_omni.pipeline.stage.routing import Routing
 from sglang_omni.pipeline.stage.wiring import Wiring
 from sglang_omni.relay.base import Relay, RelayOperation
 from sglang_omni.scheduling.messages import OutgoingMessage
+from sglang_omni.scheduling.playback import num_samples
 from sglang_omni.scheduling.queues import Outbox
-from sglang_omni.scheduling.turns import num_samples
 
 # Messages routed in a row before the loop's other work gets its turn.
 _OUTBOX_BATCH = 64
