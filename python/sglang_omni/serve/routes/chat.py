@@ -38,7 +38,6 @@ class _Reply:
     head: dict[str, Any]
     choices: Choices
     answers: Answers
-    audio_format: str
     include_usage: bool
     timings: bool
     param_names: Mapping[str, str]
@@ -77,7 +76,6 @@ def chat_routes(server: AppState) -> APIRouter:
                 legacy=body.functions is not None,
                 logprobs=bool(body.logprobs),
             ),
-            audio_format=audio_format,
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             timings=body.timings,
             param_names=param_names_of(body),
@@ -117,7 +115,7 @@ async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, A
     # Answers of which nothing is sent yet, and those that are not finished.
     silent, running = set(range(count)), set(range(count))
     usages: list[UsageInfo | None] = [None] * count
-    encoders = [PartEncoder(reply.audio_format) for _ in range(count)]
+    encoders = [PartEncoder(reply.choices.audio_format) for _ in range(count)]
     with renamed_params(reply.param_names), listening(server.metrics) as play:
         async with aclosing(reply.choices.stream()) as parts:
             async for index, part in parts:

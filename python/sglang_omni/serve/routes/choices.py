@@ -31,6 +31,7 @@ class Choices:
     Attributes:
         ids: Of the answers in the pipeline.
         per_prompt: The number of answers to each prompt.
+        audio_format: Of spoken answers.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Choices:
         self.ids = list(ids)
         self.per_prompt = per_prompt
         self._transport = transport
-        self._audio_format = audio_format
+        self.audio_format = audio_format
         requests = [_seeded(prompt, offset) for prompt in prompts for offset in range(per_prompt)]
         self._requests = list(zip(ids, requests, strict=True))
 
@@ -128,7 +129,7 @@ class Choices:
         elif self.per_prompt > 1:
             request = replace(request, stream=True)
         whole = await self._transport.whole(request, request_id, lambda part: _begin(lead, part))
-        return await to_completion(whole, self._audio_format)
+        return await to_completion(whole, self.audio_format)
 
     def _parts(self, index: int) -> AsyncGenerator[GenerateChunk, None]:
         request_id, request = self._requests[index]
