@@ -25,3 +25,12 @@ def wait_until(holds: Callable[[], Any], otherwise: str | Callable[[], str]) -> 
         if time.monotonic() > deadline:
             raise AssertionError(otherwise() if callable(otherwise) else otherwise)
         time.sleep(0.02)
+
+
+async def rounds(count: int = 100) -> None:
+    """Let the event loop go round ``count`` times, so that all that is ready, or becomes so, has run.
+
+    Before an assertion that something did not happen: it counts for as much on a slow machine.
+    """
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from relay_peers import MIB, Peer, block
-from waiting import PATIENCE, until
+from waiting import PATIENCE, rounds, until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
@@ -74,7 +74,7 @@ async def test_a_put_that_waits_for_room_has_it_once_the_reader_lets_go_or_dies(
     await doomed("keep", "k", await write(relay, "k", 1, 3))
     await write(relay, "unread", 1, 3)
     waiting = asyncio.create_task(write(relay, "l", 2, 6))
-    await asyncio.sleep(0.05)
+    await rounds()
     assert not waiting.done()
     await end(doomed)
     await asyncio.wait_for(waiting, PATIENCE)

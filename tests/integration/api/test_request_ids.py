@@ -14,6 +14,7 @@ import openai
 import pytest
 from conftest import ScriptedPipeline
 from test_api_errors import HELLO, leaving, receive_until, wait_for
+from waiting import rounds
 
 from sglang_omni.client import Client, ClientError, GenerateRequest, RequestError
 
@@ -188,7 +189,7 @@ async def test_a_refused_duplicate_aborts_nothing(pipeline):
     for stream in (False, True):
         with pytest.raises(RequestError, match="already exists"):
             await anext(client.generate(GenerateRequest(prompt="p", stream=stream), "twice"))
-    await asyncio.sleep(0.05)
+    await rounds()
     assert pipeline.aborted == []
     await client.abort("twice")
     assert (await task).finish_reason == "abort"

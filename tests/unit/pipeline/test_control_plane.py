@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from waiting import rounds
 
 from sglang_omni.pipeline.transport.control_plane import (
     ControlPlaneClosed,
@@ -181,7 +182,7 @@ async def test_a_handler_takes_over_from_recv_in_order_and_pauses(wires: Wires) 
     for i in range(10):
         await wires.a.send_to_stage("b", wires.endpoint["b"], DataReadyMessage(str(i), "a", "b", None))
     assert (await soon(wires.b.recv())).request_id == "0"
-    await asyncio.sleep(0.01)  # The others have arrived.
+    await rounds()  # The others have arrived.
     await wires.a.send_to_stage("b", wires.endpoint["b"], DataReadyMessage("10", "a", "b", None))
     taken: list[str] = []
 
@@ -193,7 +194,7 @@ async def test_a_handler_takes_over_from_recv_in_order_and_pauses(wires: Wires) 
     for i in range(1, 11):
         while len(taken) < i:
             await asyncio.sleep(0)
-        await asyncio.sleep(0.002)
+        await rounds()
         assert taken == [str(n) for n in range(1, i + 1)]
         wires.b.resume()
 

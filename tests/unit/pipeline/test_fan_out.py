@@ -10,7 +10,7 @@ import pytest
 import torch
 from relay_stand_ins import MIB, PlainRelay, block
 from stage_harness import harness
-from waiting import until
+from waiting import rounds, until
 
 from sglang_omni.compat.plain_relay import as_relay
 from sglang_omni.pipeline import relay_io
@@ -51,7 +51,7 @@ async def test_a_target_without_credit_holds_up_only_itself(relay: ShmRelay) -> 
     start = relay.arena.written()
     sent = FanOut(relay, block(1.2, 5))
     waiting = asyncio.create_task(sent.write("r", "stalled"))
-    await asyncio.sleep(0.02)
+    await rounds()
     for target in ("a", "b"):
         metadata, _ = await sent.write("r", target)
         assert (await relay_io.read_blob(relay, "r", metadata))[0] == 5

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from ipc_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw
-from waiting import until
+from waiting import rounds, until
 
 from sglang_omni.pipeline.transport.ipc import listener
 from sglang_omni.pipeline.transport.ipc.sockets import IpcPushSocket
@@ -36,7 +36,7 @@ async def test_messages_wait_for_a_receiver_that_comes_later(endpoint: str) -> N
     sent = numbered(100)
     for message in sent:
         await push.send(message)
-    await asyncio.sleep(0.05)
+    await rounds()
     pull = Pull(endpoint)
     assert await pull.until(100) == sent
     push.close()
@@ -52,7 +52,7 @@ async def test_after_a_restart_unsent_messages_arrive_in_order_and_once(endpoint
     await first.until(1)
     assert len(first.messages) == 1
     first.socket.close()
-    await asyncio.sleep(0.05)
+    await rounds()
     more = [b"later " + message for message in numbered(50)]
     sending = asyncio.gather(*(push.send(message) for message in more))
     second = Pull(endpoint)
@@ -79,7 +79,7 @@ async def test_a_message_that_had_left_in_part_is_sent_again_as_a_whole(endpoint
     first.socket.pause()
     await push.send(large)
     await push.send(b"end")
-    await asyncio.sleep(0.01)
+    await rounds()
     first.socket.close()
     second = Pull(endpoint)
     assert await second.until(2) == [large, b"end"]
@@ -118,7 +118,7 @@ async def test_a_receiver_that_dies_in_the_middle_of_the_handshake(endpoint: str
         await push.send(b"%d" % heard)
         connection, _ = await asyncio.to_thread(listener.accept)
         connection.send(opening("PULL")[:heard])
-        await asyncio.sleep(0.01)
+        await rounds()
         connection.close()
         listener.close()
         os.unlink(path)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 from ipc_harness import MIB, WAIT_S, Pull, numbered, raw
-from waiting import until
+from waiting import rounds, until
 
 from sglang_omni.pipeline.transport.base import ControlPlaneClosed
 from sglang_omni.pipeline.transport.ipc.sockets import IpcPullSocket, IpcPushSocket
@@ -203,7 +203,7 @@ async def test_many_senders_get_their_turns(endpoint: str, one_by_one: bool) -> 
     pull = Pull(endpoint)
     pull.socket.pause()
     clients = [filled_client(endpoint, number) for number in range(8)]
-    await asyncio.sleep(0.05)
+    await rounds()
     if one_by_one:  # A handler that takes one message at a time, whose stage is always full.
         pull.takes = lambda: False
         for _ in range(80):
@@ -226,7 +226,7 @@ async def test_the_loop_gets_its_turn_between_batches(endpoint: str) -> None:
     pull = Pull(endpoint)
     pull.socket.pause()
     client = filled_client(endpoint, 0)
-    await asyncio.sleep(0.05)
+    await rounds()
     seen = []
     loop = asyncio.get_running_loop()
 
@@ -335,7 +335,7 @@ async def test_closing_gives_up_on_a_peer_that_does_not_read(
     for message in numbered(100, size=64 << 10):
         await push.send(message)
     waiting = [asyncio.create_task(push.send(b"x" * MIB)) for _ in range(20)]
-    await asyncio.sleep(0.05)
+    await rounds()
     push.close()
     push.close()
     for task in waiting[-3:]:
@@ -358,7 +358,7 @@ async def test_a_handler_may_close_the_socket(endpoint: str) -> None:
     for message in numbered(10):
         await push.send(message)
     assert await pull.until(1) == [b"0"]
-    await asyncio.sleep(0.01)
+    await rounds()
     assert len(pull.messages) == 1
     assert not Path(endpoint.removeprefix("ipc://")).exists()
     push.close()

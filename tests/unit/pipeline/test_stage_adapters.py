@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from relay_stand_ins import PlainRelay
 from stage_harness import RecordedControlPlane
-from waiting import until
+from waiting import rounds, until
 
 from sglang_omni.compat.control_plane import as_stage_link
 from sglang_omni.compat.plain_relay import as_relay
@@ -40,7 +39,7 @@ async def test_a_minimal_control_plane_delivers_until_it_is_full_and_again_after
     receiving = link.deliver_to(take)
     assert receiving is not None
     await until(lambda: len(taken) == 1)
-    await asyncio.sleep(0.01)
+    await rounds()
     assert len(taken) == 1
     is_full = False
     link.resume()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
-from waiting import until
+from waiting import rounds, until
 
 from sglang_omni.pipeline.stage.edges.edge import Payload, StreamChunk
 from sglang_omni.pipeline.stage.input import AggregatedInput
@@ -52,7 +52,7 @@ async def test_a_full_inbox_leaves_work_where_it_comes_from(scheduler: Any) -> N
         for index in range(100):
             one.submit(f"r{index}")
         await until(lambda: scheduler.inbox.qsize() >= 20)
-        await asyncio.sleep(0.03)
+        await rounds()
         assert scheduler.inbox.qsize() == 20
         assert one.control_plane.work.qsize() >= 79
         one.control_plane.aborts.put_nowait(AbortMessage("r50"))
@@ -72,7 +72,7 @@ async def test_a_sender_in_the_same_process_waits_for_a_full_stage() -> None:
 
         sending = asyncio.create_task(send())
         await until(lambda: one.scheduler.inbox.qsize() >= 20)
-        await asyncio.sleep(0.03)
+        await rounds()
         assert one.scheduler.inbox.qsize() == 20
         messages = await asyncio.to_thread(taken, one.scheduler, 80)
         await asyncio.wait_for(sending, WAIT_S)
@@ -86,7 +86,7 @@ async def test_nobody_waits_for_a_stage_that_stops() -> None:
             one.submit(f"r{index}")
         await until(lambda: one.scheduler.inbox.qsize() >= 20)
         waiting = asyncio.create_task(one.stage.receive(Payload("late", "up", payload("late"))))
-        await asyncio.sleep(0.01)
+        await rounds()
         assert not waiting.done()
         await one.stage.stop()
         await asyncio.wait_for(waiting, WAIT_S)
@@ -245,7 +245,7 @@ async def test_a_stage_says_that_it_is_done_after_its_last_chunk(monkeypatch: py
         one.emit("short", "result", payload("short"))
         one.emit("long", "result", payload("long"))
         await until(lambda: not one.stage._requests.active)
-        await asyncio.sleep(0.03)  # Longer than any report waits.
+        await rounds()  # Longer than any report waits.
         gate.set()
         await until(lambda: "finished long" in order)
         assert order.index("finished long") > order.index("chunk 4")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from waiting import rounds
 
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 
@@ -77,7 +78,7 @@ async def test_what_waits_goes_on_in_the_queue_and_the_next_queue_behind_it(queu
         queue.put("r", quick)
 
     await from_callback(put)
-    await asyncio.sleep(0.01)
+    await rounds()
     assert seen == ["begun"]
     assert len(queue) == 1
     gate.set()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, RecordedControlPlane, harness, payload
-from waiting import until
+from waiting import rounds, until
 
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.proto import ShutdownMessage, SubmitMessage
@@ -94,7 +94,7 @@ async def test_cancelling_run_stops_the_stage() -> None:
     scheduler = HandScheduler()
     async with harness(scheduler=scheduler) as one:
         assert one.running is not None
-        await asyncio.sleep(0.02)
+        await rounds()
         one.running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ended(one)
@@ -119,7 +119,7 @@ async def test_a_burst_beyond_the_backlog_is_sent_whole_and_in_order(monkeypatch
         for index in range(2000):
             one.emit("r", "stream", index)
         await until(lambda: one.stage._sender.backlog > 100)
-        await asyncio.sleep(0.02)
+        await rounds()
         assert not one.scheduler.outbox.empty()  # Left where the scheduler can see it.
         gate.set()
         await until(lambda: len(one.control_plane.streamed) == 2000)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
-from waiting import until
+from waiting import rounds, until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.edge import End, Payload, StreamChunk
@@ -374,11 +374,11 @@ async def test_large_payloads_are_left_with_their_sender_while_the_scheduler_is_
         for index in range(12):
             await sender.payload(f"r{index}", np.zeros(size, np.uint8))
         await until(lambda: scheduler.inbox.qsize() == 5)
-        await asyncio.sleep(0.03)
+        await rounds()
         assert scheduler.inbox.qsize() == 5
         assert sender.relay.arena.outstanding() == 12  # The others wait there.
         taken = [scheduler.inbox.get(timeout=WAIT_S).request_id for _ in range(2)]
-        await asyncio.sleep(0.03)
+        await rounds()
         assert scheduler.inbox.qsize() == 3  # Half of the most is not free yet.
         taken.append(scheduler.inbox.get(timeout=WAIT_S).request_id)
         await until(lambda: scheduler.inbox.qsize() == 5)
@@ -397,7 +397,7 @@ async def test_what_a_stream_brings_counts_as_well(monkeypatch: pytest.MonkeyPat
         for index in range(8):
             await sender.chunk("r", index, np.zeros(size, np.uint8))
         await until(lambda: one.scheduler.inbox.qsize() == 3)
-        await asyncio.sleep(0.03)
+        await rounds()
         assert one.scheduler.inbox.qsize() == 3
         got = [await asyncio.to_thread(one.scheduler.inbox.get, timeout=WAIT_S) for _ in range(8)]
         assert [message.data.chunk_id for message in got] == list(range(8))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from waiting import rounds
 
 from sglang_omni._core import PayloadPlan
 from sglang_omni.pipeline import relay_io
@@ -147,7 +148,7 @@ async def test_a_put_that_waits_for_room() -> None:
         await relay_io.write_blob(relay, "first", block(2 * MIB - 64 * KIB))
         output = block(512 * KIB)
         waiting = asyncio.create_task(relay_io.write_blob(relay, "second", output))
-        await asyncio.sleep(0.05)
+        await rounds()
         assert not waiting.done()
         write_more_to(output)
         others = [b"ANOTHER REQUEST " * (32 * KIB) for _ in range(8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from waiting import rounds
 
 from sglang_omni.relay import RelayTimeout
 from sglang_omni.relay.base import RelayRevoked
@@ -28,7 +29,7 @@ async def test_a_put_that_waits_for_credit_ends_with_its_request() -> None:
     puts = PutLedger("relay", 100, 60.0)
     await puts.take_credit("t", 100, "first")
     waiting = [asyncio.create_task(puts.take_credit("t", 50, key)) for key in ("a:stream:x:t:0", "b")]
-    await asyncio.sleep(0.02)
+    await rounds()
     puts.revoke("a")
     with pytest.raises(RelayRevoked, match="its request has ended"):
         await asyncio.wait_for(waiting[0], 60)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from relay_stand_ins import MIB, block
+from waiting import rounds
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
@@ -29,7 +30,7 @@ def relay() -> Iterator[ShmRelay]:
 async def test_a_put_waits_for_room_and_goes_on_when_it_returns(relay: ShmRelay) -> None:
     first, put = await relay_io.write_blob(relay, "first", block(1.5, 1))
     second = asyncio.create_task(relay_io.write_blob(relay, "second", block(1.5, 2)))
-    await asyncio.sleep(0.05)
+    await rounds()
     assert not second.done()
     assert not put.is_complete
     assert (await relay_io.read_blob(relay, "first", first))[0] == 1
@@ -142,7 +143,7 @@ async def test_a_plain_put_sends_what_a_lazy_view_shows(relay: ShmRelay) -> None
 async def test_a_closed_relay_says_so(relay: ShmRelay) -> None:
     await relay_io.write_blob(relay, "a", block(1.5))
     waiting = asyncio.create_task(relay_io.write_blob(relay, "b", block(1.5)))
-    await asyncio.sleep(0.02)
+    await rounds()
     relay.close()
     with pytest.raises(RelayError, match="closed"):
         await asyncio.wait_for(waiting, 60)
@@ -170,7 +171,7 @@ async def test_a_put_that_waits_ends_with_its_request(relay: ShmRelay) -> None:
         key: asyncio.create_task(relay_io.write_blob(relay, key, block(1.0), target="t"))
         for key in ("b:stream:x:t:0", "c")
     }
-    await asyncio.sleep(0.05)
+    await rounds()
     relay.cleanup("b")
     with pytest.raises(RelayRevoked, match="its request has ended"):
         await asyncio.wait_for(waiting["b:stream:x:t:0"], 60)
@@ -193,7 +194,7 @@ async def test_a_put_that_was_given_up_keeps_nothing(
     try:
         put = asyncio.create_task(relay_io.write_blob(relay, "second", sent, target="t"))
         del sent
-        await asyncio.sleep(0.05)
+        await rounds()
         if end == "cancelled":
             put.cancel()
         elif end == "revoked":

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from waiting import until
+from waiting import rounds, until
 
 from sglang_omni.serve.front import errors
 from sglang_omni.serve.front.access import Access
@@ -116,7 +116,7 @@ async def test_requests_run_in_the_order_in_which_they_came() -> None:
     assert (served.admission.running, served.admission.waiting) == (2, 4)
     for name in "bacdef":
         served.end(name)
-        await asyncio.sleep(0.01)
+        await rounds()
     assert [(await each).status_code for each in asked] == [200] * 6
     assert served.begun == list("abcdef")
     assert (served.admission.running, served.admission.waiting) == (0, 0)
@@ -232,7 +232,7 @@ async def test_an_upload_has_a_place_only_when_it_is_all_there() -> None:
     served = Served(1)
     async with raw(served) as (say, _, running):
         say({"type": "http.request", "body": b"slow", "more_body": True})
-        await asyncio.sleep(0.05)
+        await rounds()
         assert served.admission.running == 0
         served.end("quick")
         assert (await served.ask("quick")).status_code == 200
@@ -313,7 +313,7 @@ async def test_a_turn_that_comes_as_the_client_leaves_is_passed_on() -> None:
     assert place is not None
     leaving = asyncio.ensure_future(admission.acquire(left.wait))
     behind = asyncio.ensure_future(admission.acquire(never.wait))
-    await asyncio.sleep(0.01)
+    await rounds()
     left.set()
     admission.release(place)
     assert await leaving is None
