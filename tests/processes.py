@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from pathlib import Path
 
 import psutil
 
@@ -21,6 +23,21 @@ def is_running(pid: int) -> bool:
         return is_alive(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False
+
+
+def is_mostly_asleep(pid: int) -> bool:
+    """True if its threads were all asleep in most of fifty looks: never, where one tries again and again."""
+
+    def is_asleep() -> bool:
+        threads = Path(f"/proc/{pid}/task").glob("*/stat")
+        # The state stands behind the name, which may hold anything.
+        return all(thread.read_text().rpartition(")")[2].split()[0] != "R" for thread in threads)
+
+    looks = []
+    for _ in range(50):
+        time.sleep(0.02)
+        looks.append(is_asleep())
+    return sum(looks) > 25
 
 
 def command_line(process: psutil.Process) -> str:

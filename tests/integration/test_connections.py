@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from waiting import PATIENCE
+from sweeps import swept_after
+from waiting import PATIENCE, rounds, until
 
+from sglang_omni.serve.launch import connections
 from sglang_omni.serve.launch.connections import ConnectionLimits
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.supervision.ports import bind
@@ -109,12 +111,12 @@ async def test_a_head_that_dribbles_after_an_answer() -> None:
 
 
 async def test_a_connection_without_a_request_is_kept_for_its_own_time() -> None:
-    async with served(head_s=0.1) as (_, _, port):
+    async with served(head_s=0.1) as (server, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(HEAD + b"\r\n0123456789")
             await reader.readuntil(b"0123456789")
-            await asyncio.sleep(0.3)
+            await swept_after(server.connections, 0.3)
         writer.close()
     async with served(idle_s=0.1) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -203,7 +205,7 @@ async def test_the_next_request_waits_until_the_last_answer_is_taken() -> None:
         begun = -1
         while begun != app.begun or not begun:
             begun = app.begun
-            await asyncio.sleep(0.5)
+            await rounds()
         assert begun < 50
         [connection] = server.server_state.connections
         assert connection.unread < 2_000_000
@@ -219,7 +221,7 @@ async def test_an_idle_connection_whose_client_still_reads_is_not_closed() -> No
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
         writer.write(LARGE)
         await reader.readuntil(b"\r\n\r\n")
-        await asyncio.sleep(0.5)
+        await swept_after(server.connections, 0.5)
         assert server.connections.timed_out == 0
         assert len(await ended(reader)) >= 20_000_000
 
@@ -237,14 +239,18 @@ async def test_the_oldest_without_a_request_makes_room() -> None:
         assert await ended(silent[0][0]) == b""
 
 
-async def test_one_with_a_request_is_not_closed_for_another() -> None:
-    async with served(max_connections=2) as (_, _, port):
+async def test_one_with_a_request_is_not_closed_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_YOUNG_S", 0.0)
+    async with served(max_connections=2) as (server, _, port):
         busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for _, writer in busy:
             writer.write(HEAD + b"\r\n")
         waiting, other = await asyncio.open_connection("127.0.0.1", port)
         other.write(HEAD + b"\r\n0123456789")
-        await asyncio.sleep(0.7)
+        tried = []
+        make_room = server.connections.make_room
+        monkeypatch.setattr(server.connections, "make_room", lambda n: tried.append(n) or make_room(n))
+        await until(lambda: len(tried) >= 2)
         for reader, writer in busy:
             writer.write(b"0123456789")
             await reader.readuntil(b"0123456789")
@@ -297,7 +303,7 @@ async def test_a_listener_that_cannot_accept_is_said_once(caplog: pytest.LogCapt
         async with asyncio.timeout(PATIENCE):
             while not caplog.records:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)
+            await rounds()
             server.should_exit = True
             await serving
     assert [record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == [

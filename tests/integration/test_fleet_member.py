@@ -8,11 +8,13 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
+from waiting import until
 
 from sglang_omni.serve.launch import member
 from sglang_omni.supervision import restarts
@@ -47,7 +49,6 @@ class Health(BaseHTTPRequestHandler):
         self.send_response(int(status))
         self.send_header("content-length", "0")
         self.end_headers()
-        print(status, file=open(sys.argv[2] + ".answered", "a"))
     def log_message(self, *args):
         pass
 ThreadingHTTPServer.allow_reuse_address = True
@@ -65,7 +66,7 @@ async def serving(folder: Path, **options: float) -> AsyncIterator[member.FleetM
         playing = member.FleetMember("replica 0", command, f"http://127.0.0.1:{port}", **options)
         running = asyncio.create_task(playing.keep_running(60.0))
         try:
-            await comes(playing.healthy.is_set)
+            await until(playing.healthy.is_set)
             yield playing
             assert not running.done()
         finally:
@@ -75,19 +76,13 @@ async def serving(folder: Path, **options: float) -> AsyncIterator[member.FleetM
             await playing.gone()
 
 
-async def comes(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.02)
-
-
 async def test_a_member_that_is_stopped_is_replaced(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr(member, "_LAST_PROBE_S", 1.0)
     monkeypatch.setattr(member, "_PROBE_S", 0.2)
     async with serving(tmp_path, heartbeat_timeout=3.0) as playing:
         first = playing.process.pid
         os.kill(first, signal.SIGSTOP)
-        await comes(lambda: playing.process.pid != first and playing.is_up)
+        await until(lambda: playing.process.pid != first and playing.is_up)
     assert any("had not answered for 3 s" in message for message in caplog.messages)
 
 
@@ -99,23 +94,35 @@ async def test_a_member_that_hangs_leaves_its_stacks(monkeypatch, capfd, tmp_pat
         # It waits for a writer for ever, in the answer to the next question.
         (tmp_path / "status").unlink()
         os.mkfifo(tmp_path / "status")
-        await comes(lambda: playing.process.returncode is not None)
+        await until(lambda: playing.process.returncode is not None)
         (tmp_path / "status").unlink()
         (tmp_path / "status").write_text("200")
-        await comes(lambda: playing.process.pid != first and playing.is_up)
+        await until(lambda: playing.process.pid != first and playing.is_up)
     assert "in do_GET" in capfd.readouterr().err
 
 
-async def test_a_member_that_answers_that_it_is_unhealthy_is_kept(monkeypatch, tmp_path):
-    monkeypatch.setattr(member, "_LAST_PROBE_S", 0.5)
-    monkeypatch.setattr(member, "_PROBE_S", 0.1)
-    answered = tmp_path / "status.answered"
-    async with serving(tmp_path, heartbeat_timeout=2.0) as playing:
-        first = playing.process.pid
-        (tmp_path / "status").write_text("503")
-        # For longer than the heartbeat may stay away.
-        await comes(lambda: answered.read_text().count("503") >= 30)
-        assert playing.process.pid == first
+async def test_a_member_that_answers_that_it_is_unhealthy_is_kept(monkeypatch):
+    """By the loop's clock, each answer comes later than a heartbeat may."""
+    loop = asyncio.get_running_loop()
+    on_time, later, answers = loop.time, 0.0, 0
+    ended = loop.create_future()
+    playing = member.FleetMember("replica 0", [], "http://replica")
+
+    def unhealthy(_: httpx.Request) -> httpx.Response:
+        nonlocal later, answers
+        later += 2 * playing.heartbeat_timeout
+        answers += 1
+        if answers == 3:
+            ended.set_result(0)
+        return httpx.Response(503)
+
+    monkeypatch.setattr(loop, "time", lambda: on_time() + later)
+    monkeypatch.setattr(
+        member, "_client", lambda: httpx.AsyncClient(transport=httpx.MockTransport(unhealthy))
+    )
+    monkeypatch.setattr(member, "_PROBE_S", 0.0)
+    assert not await playing._until_silent(ended)
+    assert answers == 3
 
 
 async def test_no_descriptor_for_a_members_start_is_one_more_death(monkeypatch, caplog, tmp_path):
@@ -127,10 +134,10 @@ async def test_no_descriptor_for_a_members_start_is_one_more_death(monkeypatch, 
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
             playing.send_signal(signal.SIGKILL)
             tried = "replica 0 could not be started: [Errno 24]"
-            await comes(lambda: sum(tried in message for message in caplog.messages) >= 2)
+            await until(lambda: sum(tried in message for message in caplog.messages) >= 2)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        await comes(lambda: playing.process.pid != first and playing.is_up)
+        await until(lambda: playing.process.pid != first and playing.is_up)
 
 
 async def test_a_first_start_that_cannot_be_is_final():
@@ -168,9 +175,7 @@ async def test_a_member_that_ends_as_soon_as_it_is_up_waits_longer_each_time(mon
         command = [sys.executable, "-c", ONCE_HEALTHY, str(port), str(tmp_path / "loaded")]
         playing = member.FleetMember("replica 0", command, f"http://127.0.0.1:{port}")
         running = asyncio.create_task(playing.keep_running(60.0))
-        async with asyncio.timeout(60):
-            while len(caplog.messages) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(caplog.messages) >= 2)
         running.cancel()
         await asyncio.wait({running})
         playing.send_signal(signal.SIGKILL)

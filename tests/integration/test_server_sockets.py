@@ -7,7 +7,6 @@ import re
 import resource
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+from processes import is_mostly_asleep
 from served_process import ServedProcess
 from shouting_server import shout, shouting
 from waiting import PATIENCE
@@ -25,11 +25,6 @@ DESCRIPTORS = 300
 
 def ask(server: ServedProcess) -> None:
     assert shout(server.base_url).json()["choices"][0]["text"] == "HI"
-
-
-def cpu_seconds(server: ServedProcess) -> float:
-    times = server.process.cpu_times()
-    return times.user + times.system
 
 
 @pytest.fixture
@@ -57,11 +52,9 @@ def open_silent(server: ServedProcess, held: ExitStack, count: int) -> list[sock
 def test_connections_without_a_byte_stop_neither_requests_nor_restarts(server: ServedProcess) -> None:
     with ExitStack() as held:
         open_silent(server, held, 2 * DESCRIPTORS)
-        time.sleep(1.5)
+        server.wait_for(lambda: "there is room for no more" in server.text, "all connections are taken")
         ask(server)
-        before = cpu_seconds(server)
-        time.sleep(2)
-        assert cpu_seconds(server) - before < 1
+        assert is_mostly_asleep(server.process.pid)
         # A stage that ends finds the descriptors that its successor needs.
         pids = {process["name"]: process["pid"] for process in info(server)["processes"]}
         os.kill(pids["b"], signal.SIGKILL)
@@ -104,10 +97,9 @@ def test_out_of_descriptors_is_said_now_and_then_and_over_at_once(server: Served
     server.process.rlimit(psutil.RLIMIT_NOFILE, (used, used + 200))
     with ExitStack() as held:
         open_silent(server, held, 50)
-        before = cpu_seconds(server)
-        time.sleep(3)
-        assert cpu_seconds(server) - before < 1.5
+        shortage = "no connection can be taken: Too many open files"
+        server.wait_for(lambda: shortage in server.text, "the shortage is not reported")
+        assert is_mostly_asleep(server.process.pid)
         assert server.log.stat().st_size < 20_000, server.text[-4000:]
-        assert "no connection can be taken: Too many open files" in server.text
         server.process.rlimit(psutil.RLIMIT_NOFILE, (used + 200, used + 200))
         ask(server)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
@@ -19,7 +18,7 @@ BLOCK = 400_000
 REQUESTS = 150
 
 
-async def test_a_stalled_receiver_does_not_slow_the_other_edge(tmp_path: Path) -> None:
+async def test_a_stalled_receiver_does_not_stop_the_other_edge(tmp_path: Path) -> None:
     def stage(name: str, factory: str, **fields: Any) -> StageConfig:
         return StageConfig(name=name, process=name, factory=f"stalled_factories.{factory}", **fields)
 
@@ -42,32 +41,23 @@ async def test_a_stalled_receiver_does_not_slow_the_other_edge(tmp_path: Path) -
         def submit(request_id: str, to: str) -> Any:
             return asyncio.create_task(runner.coordinator.submit(request_id, {"to": to}))
 
-        async def quickest(name: str) -> float:
-            """Seconds for four requests at once over the free edge, at best: other load adds to most."""
-            seconds = []
+        async def goes_on(name: str) -> None:
+            """Many requests over the free edge, four at once."""
             for first in range(0, REQUESTS, 4):
-                begin = time.monotonic()
                 batch = [submit(f"{name} {first + n}", "free") for n in range(4)]
                 async with asyncio.timeout(PATIENCE):
                     assert await asyncio.gather(*batch) == [7 * BLOCK] * 4
-                seconds.append(time.monotonic() - begin)
-            return min(seconds)
 
-        await quickest("warm-up")
-        alone = await quickest("alone")
+        await goes_on("alone")
         stalled = runner.process_ids["stalled"]
         os.kill(stalled, signal.SIGSTOP)
-        async with asyncio.timeout(PATIENCE):
-            while psutil.Process(stalled).status() != psutil.STATUS_STOPPED:
-                await asyncio.sleep(0.001)
+        await until(lambda: psutil.Process(stalled).status() == psutil.STATUS_STOPPED)
         # Many more than the edge has room for: the rest wait in the source for all the time that follows.
         waiting = [submit(f"stalled {n}", "stalled") for n in range(40)]
-        await quickest("filling")
-        beside = await quickest("beside")
+        # An edge that shares anything with the stalled one would stand still.
+        await goes_on("filling")
+        await goes_on("beside")
         assert not any(task.done() for task in waiting)
         os.kill(stalled, signal.SIGCONT)
         async with asyncio.timeout(PATIENCE):
             assert await asyncio.gather(*waiting) == [7 * BLOCK] * 40
-
-        # An edge that shares anything with the stalled one would stand still. Other load may come and stay.
-        assert beside < 4 * max(alone, await quickest("afterwards"))

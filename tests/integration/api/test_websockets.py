@@ -12,6 +12,7 @@ import httpx
 import pytest
 from conftest import ScriptedPipeline
 from fastapi import WebSocket
+from sweeps import swept_after
 from waiting import PATIENCE
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -169,7 +170,7 @@ async def test_no_sweep_ends_one() -> None:
     limits = {"head_s": 0.1, "idle_s": 0.1, "stall_s": 1.0, "sweep_s": 0.02}
     async with served(limits) as server, server.open() as socket:
         await socket.recv()
-        await asyncio.sleep(0.5)
+        await swept_after(server.server.connections, 0.5)
         await socket.send("still here")
         assert await socket.recv() == "still here"
         assert not server.server.connections.timed_out

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
+from waiting import until
 
 from sglang_omni.pipeline.coordinator.in_flight import InFlightCounts
 from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestTable
@@ -131,7 +131,7 @@ async def test_reports_are_batched_and_opposite_changes_cancel() -> None:
     reporter.finished("a", 1, work=1.0)
     reporter.received("b", "up")
     assert reports == []
-    await asyncio.sleep(0.05)
+    await until(lambda: bool(reports))
     assert len(reports) == 1
     assert reports[0].changes == [("b", "s", 1), ("b", "up", -1)]
     assert reports[0].spans == [("a", 1.0, 0.0, 0.0)]

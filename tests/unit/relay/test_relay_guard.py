@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fake_gpu import FakeGpu, install, on_gpu
+from waiting import until
 
 from sglang_omni._core import ShmArena, ShmLease, checksum
 from sglang_omni.pipeline.relay_io import read_blob, write_blob
@@ -78,9 +79,7 @@ async def test_a_put_that_is_given_up_takes_back_no_other_payload(
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     go_on.set()
-    async with asyncio.timeout(60):
-        while relay.arena.outstanding() != 1:
-            await asyncio.sleep(0.005)
+    await until(lambda: relay.arena.outstanding() == 1)
     assert (await read_blob(relay, "request", other))[0] == 1
 
 
@@ -101,7 +100,10 @@ async def test_a_put_that_waits_has_waited_once(relay: ShmRelay, monkeypatch: py
     block = np.ones(40 << 20, np.uint8)
     await write_blob(relay, "first", block, target="slow")
     waiting = asyncio.create_task(write_blob(relay, "second", block, target="slow"))
-    await asyncio.sleep(0.3)
+    looks = []
+    next_change = relay._next_change
+    monkeypatch.setattr(relay, "_next_change", lambda: looks.append(1) or next_change())
+    await until(lambda: len(looks) >= 5)
     assert not waiting.done()
     relay.cleanup("first")
     await waiting
