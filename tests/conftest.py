@@ -19,6 +19,7 @@ from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 from xdist.scheduler import LoadScopeScheduling
 
 from sglang_omni.relay.shm.cuda_driver import cuda_driver
+from sglang_omni.supervision.ports import bind
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -57,6 +58,13 @@ def short_path() -> Iterator[Path]:
     bytes."""
     with tempfile.TemporaryDirectory() as path:
         yield Path(path)
+
+
+@pytest.fixture
+def held_port() -> Iterator[int]:
+    """A port that no other program gets, at which nobody listens until the test has somebody do it."""
+    with bind("127.0.0.1") as held:
+        yield held.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

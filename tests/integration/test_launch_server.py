@@ -208,18 +208,15 @@ def test_ports_of_a_fleet_stay_its_own_until_ctrl_c(launch):
 
 
 @pytest.mark.parametrize("flags", [(), ("--dp-size", "2")], ids=["server", "fleet"])
-def test_a_port_is_in_use_while_another_server_still_loads(launch, tmp_path, flags):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    first = launch(*flags, "--port", str(port), answer="never")
+def test_a_port_is_in_use_while_another_server_still_loads(launch, tmp_path, flags, held_port):
+    first = launch(*flags, "--port", str(held_port), answer="never")
     first.wait_for(lambda: first.children("-c" if not flags else "launch_server"), "nothing starts")
     other = tmp_path / "other"
     other.mkdir()
-    with shouting(other, *flags, "--port", str(port)) as second:
+    with shouting(other, *flags, "--port", str(held_port)) as second:
         assert second.process.wait(PATIENCE) == 1
     log = second.text
-    assert f"port {port} of 127.0.0.1 is in use; give another one, or 0 for a free one" in log
+    assert f"port {held_port} of 127.0.0.1 is in use; give another one, or 0 for a free one" in log
     assert "Traceback" not in log
     assert first.process.poll() is None
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from router_harness import becomes, change, comes_to, get, listed, post, replicas, router, state_of, workers
 
+from sglang_omni.supervision.ports import bind
 
-async def test_a_router_that_is_its_own_worker_finds_out() -> None:
-    async with replicas(None) as [replica]:
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            port = held.getsockname()[1]
-        itself = f"http://127.0.0.1:{port}"
-        async with router(itself, replica, port=port) as url:
-            assert url == itself
-            await comes_to([replica.url], urls_of, url)
-            assert {(await post(url)).status for _ in range(4)} == {200}
+
+async def test_a_router_that_is_its_own_worker_finds_out(held_port: int) -> None:
+    itself = f"http://127.0.0.1:{held_port}"
+    async with replicas(None) as [replica], router(itself, replica, port=held_port) as url:
+        assert url == itself
+        await comes_to([replica.url], urls_of, url)
+        assert {(await post(url)).status for _ in range(4)} == {200}
 
 
 async def urls_of(url: str) -> list[str]:
@@ -30,9 +28,7 @@ async def urls_of(url: str) -> list[str]:
 async def ring(*extra: Sequence[str]) -> AsyncIterator[list[str]]:
     """Routers of which each has the next one as a worker, the last one the first, and some others besides."""
     async with contextlib.AsyncExitStack() as held:
-        with contextlib.ExitStack() as ports:
-            sockets = [ports.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in extra]
-            numbers = [held_port.getsockname()[1] for held_port in sockets]
+        numbers = [held.enter_context(bind("127.0.0.1")).getsockname()[1] for _ in extra]
         urls = [f"http://127.0.0.1:{number}" for number in numbers]
         for index, number in enumerate(numbers):
             following = urls[(index + 1) % len(urls)]

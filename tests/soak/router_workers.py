@@ -13,12 +13,13 @@ import functools
 import json
 import random
 import signal
-import socket
 import sys
 import time
 import zlib
 from collections import Counter
 from dataclasses import dataclass
+
+from sglang_omni.supervision.ports import bind
 
 # A stream's events, and the pause between two of them in seconds.
 EVENTS, PAUSE_S = 20, 0.01
@@ -133,7 +134,10 @@ class Chaos:
 
     def __init__(self, count: int, seed: int) -> None:
         shares = [BUSY_SHARE] + [0.0] * (count - 1)
-        self.replicas = [Replica(_free_port(), share) for share in shares]
+        # While a replica is dead, no other program gets its port.
+        self._held = [bind("127.0.0.1") for _ in shares]
+        ports = [held.getsockname()[1] for held in self._held]
+        self.replicas = [Replica(port, share) for port, share in zip(ports, shares, strict=True)]
         self.happened: Counter[str] = Counter()
         self._draw = random.Random(seed)
         self._until = 0.0
@@ -189,12 +193,6 @@ class Chaos:
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, min(seconds, self._until - time.monotonic())))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -167,13 +167,11 @@ def test_a_request_is_sent_again_before_its_first_byte_and_not_after_it() -> Non
         assert len(server.bodies) == 5
 
 
-def test_a_server_that_comes_later_is_found_then() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    with stage(create_thinker, f"http://127.0.0.1:{port}/v1", max_retries=0) as thinker:
+def test_a_server_that_comes_later_is_found_then(held_port: int) -> None:
+    with stage(create_thinker, f"http://127.0.0.1:{held_port}/v1", max_retries=0) as thinker:
         refused = ask(thinker, CHAT)[-1].data
         assert (refused.status, refused.code) == (502, "upstream_unreachable")
-        with FaultyServer([MODELS, HELLO], port) as server:
+        with FaultyServer([MODELS, HELLO], held_port) as server:
             assert ask(thinker, CHAT)[-1].data.data["text"] == "Hello."
             assert server.bodies[1]["model"] == "m"
 

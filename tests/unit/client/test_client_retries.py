@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,11 +20,6 @@ LIMITED = Act(http(429, {"error": {"message": "too many"}}, retry_after="0"))
 WHOLE = Act(completion("Hello."))
 # By these two answers a server is known to be one of this package's.
 OURS = [Act(http(200, {"data": [{"id": "m", "owned_by": "sglang-omni"}]})), Act(http(200, {}))]
-
-
-def unused_url() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture(autouse=True)
@@ -128,9 +122,8 @@ def test_a_stream_that_breaks_off_is_an_error(client) -> None:
             assert len(server.bodies) == 1
 
 
-def test_a_server_that_comes_up_in_the_meantime_is_reached(client, monkeypatch) -> None:
-    url = unused_url()
-    server = FaultyServer([WHOLE], port=int(url.rpartition(":")[2]))
+def test_a_server_that_comes_up_in_the_meantime_is_reached(client, monkeypatch, held_port) -> None:
+    server = FaultyServer([WHOLE], held_port)
     failures = []
 
     def pause(attempt: int, failure: Any) -> float:
@@ -139,13 +132,13 @@ def test_a_server_that_comes_up_in_the_meantime_is_reached(client, monkeypatch) 
         return 0.0
 
     monkeypatch.setattr("sglang_omni.client.http.connection.pause_before", pause)
-    assert client(url).completion(CHAT).text == "Hello."
+    assert client(f"http://127.0.0.1:{held_port}").completion(CHAT).text == "Hello."
     assert failures == ["ConnectError"]
     server.__exit__()
 
 
-def test_no_server(client) -> None:
-    url = unused_url()
+def test_no_server(client, held_port) -> None:
+    url = f"http://127.0.0.1:{held_port}"
     with pytest.raises(ServerUnreachable, match=f"no server answers at {url}: Connection refused"):
         client(url).completion(CHAT)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from sglang_omni.proto import (
     StreamMessage,
     SubmitMessage,
 )
+from sglang_omni.supervision.ports import bind
 
 WAIT_S = 60
 
@@ -62,23 +62,22 @@ class Wires:
         )
 
 
-def tcp_endpoints(names: Iterable[str]) -> dict[str, str]:
-    with ExitStack() as held:
-        ports = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in names]
-    return {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
-
-
 @pytest.fixture(params=["ipc", "tcp"])
 async def wires(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wires]:
-    local = {name: f"ipc://{tmp_path}/{name}" for name in NAMES}
-    wires = Wires(local if request.param == "ipc" else tcp_endpoints(NAMES))
-    await wires.coordinator.start()
-    await wires.a.start()
-    await wires.b.start()
-    yield wires
-    wires.a.close()
-    wires.b.close()
-    wires.coordinator.close()
+    with ExitStack() as held:
+        if request.param == "ipc":
+            endpoints = {name: f"ipc://{tmp_path}/{name}" for name in NAMES}
+        else:
+            ports = [held.enter_context(bind("127.0.0.1")).getsockname()[1] for _ in NAMES]
+            endpoints = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(NAMES, ports, strict=True)}
+        wires = Wires(endpoints)
+        await wires.coordinator.start()
+        await wires.a.start()
+        await wires.b.start()
+        yield wires
+        wires.a.close()
+        wires.b.close()
+        wires.coordinator.close()
 
 
 async def soon(awaitable: Any) -> Any:

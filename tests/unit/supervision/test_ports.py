@@ -87,22 +87,19 @@ def test_two_addresses_have_a_port_each() -> None:
                 listen(listener, 1)
 
 
-def test_a_child_that_outlives_its_server_keeps_neither_port_nor_connections() -> None:
-    with bind("127.0.0.1") as probe:
-        port = probe.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-c", SERVER_WITH_A_CHILD, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+def test_a_child_that_outlives_its_server_keeps_neither_port_nor_connections(held_port: int) -> None:
+    command = [sys.executable, "-c", SERVER_WITH_A_CHILD, str(held_port)]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert server.stdin is not None
     assert server.stdout is not None
     assert server.stdout.readline() == b"listens\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", held_port), timeout=60) as client:
         child = int(server.stdout.readline())
         server.kill()
         server.wait()
         # Its end, and not silence.
         assert client.recv(1) == b""
-    with bind_alone("127.0.0.1", port) as successor:
+    with bind_alone("127.0.0.1", held_port) as successor:
         listen(successor, 1)
     assert psutil.pid_exists(child)
     server.stdin.close()  # which ends the child
