@@ -20,8 +20,8 @@ from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.schema.load import config_to_dict
 
 HERE = Path(__file__).parent
-# With time, on a busy machine as well, for a cut of half as long and for the host to be back after it.
-HOST_TIMEOUT = 5.0
+# With much time, on a busy machine as well, for the host to be back after a cut that is noticed.
+HOST_TIMEOUT, NOTICED = 10.0, 4.0
 PORT = 7000
 # How many files a process may have open on most machines, until it asks for more.
 USUAL_FILES = 1024

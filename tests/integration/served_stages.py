@@ -84,13 +84,3 @@ class Flood(Speaker):
 
     def words(self, inputs: dict) -> list[str]:
         return ["x" * 1_000_000] * int(inputs["prompt"])
-
-
-def slow_answer() -> Callable[[StagePayload], dict]:
-    """One request at a time, each for 50 ms."""
-
-    def run(payload: StagePayload) -> dict:
-        time.sleep(0.05)
-        return {"modality": "text", "text": payload.data["text"], "finish_reason": "stop"}
-
-    return run

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_processes import HOST_TIMEOUT, USUAL_FILES, Coordinator, Lines, host, two_hosts
+from host_processes import HOST_TIMEOUT, NOTICED, USUAL_FILES, Coordinator, Lines, host, two_hosts
 from host_stages import expected_digest
 from network_namespaces import Network, require_namespaces
 from processes import is_running
@@ -84,7 +84,7 @@ def test_a_link_that_is_back_in_time_costs_nobody_a_process(run: Run, cut: str, 
     under_way = run.coordinator.send({"seed": 5, "mib": 1})
     go.touch()
     # What is tested is a cut of that length.
-    time.sleep(HOST_TIMEOUT / 2)
+    time.sleep(NOTICED)
     getattr(run.net, mend)("b")
     # Before it is, the next cut would prolong this one.
     run.coordinator.logs("Host 'b' is heard of again")

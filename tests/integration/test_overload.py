@@ -1,49 +1,39 @@
-"""A short run of the soak: many times what a small pipeline can do, with a queue that is full all along."""
+"""More requests than a server holds: a bounded number runs and waits, and the rest is refused at once."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import re
-import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SOAK = Path(__file__).resolve().parent.parent / "soak/overload.py"
-HERE = Path(__file__).parent
-# One request in 50 ms, so twenty a second, whatever runs at once.
-CONFIG = """
-model_path: none
-name: slow
-endpoints: {{base_path: {folder}/run}}
-stages:
-  - {{name: upper, process: a, factory: served_stages.upper_by_three, next: answer}}
-  - {{name: answer, process: b, factory: served_stages.slow_answer, terminal: true}}
-"""
+import httpx
+from served_process import ServedProcess
+from shouting_server import CONFIG, launch, shout
+from waiting import wait_until
+
+__all__ = ["launch"]  # the fixture
+
+SENT, HELD = 60, 12
 
 
-async def soak(folder: Path, *options: str) -> tuple[int, str]:
-    config = folder / "pipeline.yaml"
-    config.write_text(CONFIG.format(folder=folder))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, SOAK, "--seconds", "4", "--capacity-seconds", "2", "--least-goodput", "0.5"),
-        *("--config", str(config), *options),
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    text, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, text.decode()
-
-
-async def test_what_is_too_much_is_refused_and_the_rest_is_done(tmp_path: Path) -> None:
-    status, text = await soak(tmp_path, "--max-concurrent-requests", "4", "--queue-size", "8")
-    assert status == 0, text
-    assert "slow holds 4 requests at once (upper 3, answer 1), 8 more wait up to 60 s" in text
-    refused = re.search(r'"429": (\d+)', text)
-    assert refused is not None, text
-    assert int(refused[1]) > 100, text
-    # Twelve take 0.6 s; an unbounded queue would have had the last wait for half a minute.
-    most = re.search(r"^all .* ([\d.]+)s$", text, re.MULTILINE)
-    assert most is not None, text
-    assert float(most[1]) < 12, text
+def test_what_is_too_much_is_refused_and_the_rest_is_done(
+    launch: Callable[..., ServedProcess], tmp_path: Path
+) -> None:
+    config = CONFIG.replace("served_stages.upper,", "served_stages.upper_by_three,")
+    limits = ("--max-concurrent-requests", "4", "--queue-size", "8", "--queue-timeout", "900")
+    server = launch(*limits, config=config)
+    url = server.base_url
+    assert "shouting holds 4 requests at once (upper 3, answer 1), 8 more wait up to 900 s" in server.text
+    with ThreadPoolExecutor(SENT) as clients:
+        sent = [clients.submit(shout, url, "wait") for _ in range(SENT)]
+        # Nothing is answered until all that are too many have been refused.
+        wait_until(lambda: sum(each.done() for each in sent) == SENT - HELD, lambda: server.text)
+        refused = [each.result() for each in sent if each.done()]
+        assert {answer.status_code for answer in refused} == {429}
+        assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
+        assert httpx.get(f"{url}/health").status_code == 200
+        (tmp_path / "release").touch()
+        statuses = Counter(each.result().status_code for each in sent)
+    assert statuses == {200: HELD, 429: SENT - HELD}
+    assert httpx.get(f"{url}/get_load").json()["num_reqs"] == 0

@@ -355,7 +355,8 @@ async def test_a_worker_that_died_begins_anew_when_it_is_back() -> None:
 async def test_the_last_worker_is_not_put_behind() -> None:
     async with replicas(answering("500 Oops")) as [only], router(only) as url:
         assert set(await statuses(url, 30)) == {500}
-        await asyncio.sleep(0.6)  # Longer than two looks at the fleet; there is nothing to wait for.
+        probed = only.probes
+        await until(lambda: only.probes >= probed + 3, "two looks at the fleet since then")
         assert (await workers(url))[only.url]["state"] == "up"
         assert len(only.seen) == 30
 
