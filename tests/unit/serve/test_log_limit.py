@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from virtual_time import VirtualClock
@@ -30,7 +31,7 @@ def test_lines_of_one_place_are_limited_and_counted(
 ) -> None:
     logger, out = log
     clock = VirtualClock()
-    monkeypatch.setattr(log_limit.time, "monotonic", clock)
+    monkeypatch.setattr(log_limit, "time", SimpleNamespace(monotonic=clock))
 
     def refuse(name: str) -> None:
         logger.info("Request %s was answered with %d", name, 400)
