@@ -24,6 +24,7 @@ from router_harness import (
     comes_to,
     connect,
     launched,
+    metric,
     post,
     read_answer,
     read_body,
@@ -246,6 +247,20 @@ async def test_requests_to_workers_and_their_answers_of_any_size(authority: Auth
         await replica.stop()
         await replica.start()
         assert (await post(url, b"again")).body == b"again"
+
+
+async def test_lanes_hand_connections_with_tls_to_each_other(authority: Authority) -> None:
+    # A health check's connection is another thread's too.
+    async with (
+        replicas(echo, tls=authority.server()) as [replica],
+        router(replica, worker_ca_file=str(authority.file), threads=8, probe_interval=3600.0) as url,
+    ):
+        await becomes(url, replica, "up")
+        for number in range(20):
+            body = b"%d" % number * 10_000
+            assert (await post(url, body)).body == body
+        assert await metric(url, "worker_connections_total") < 20
+        assert await metric(url, "retries_total") == 0
 
 
 async def test_workers_with_tls_and_without_serve_side_by_side(authority: Authority) -> None:

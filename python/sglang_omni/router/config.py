@@ -147,6 +147,13 @@ class RouterConfig:
     keep_alive_timeout: float = option(
         120.0, LIMITS, "a connection without a request for this long is closed", metavar="SECONDS"
     )
+    worker_keep_alive_timeout: float = option(
+        60.0,
+        LIMITS,
+        "a connection to a worker without a request for this long is closed; earlier where the worker closes "
+        "it, or says in `Keep-Alive` that it will",
+        metavar="SECONDS",
+    )
     drain_timeout: float = option(
         30.0,
         LIMITS,

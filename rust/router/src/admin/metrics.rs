@@ -122,12 +122,14 @@ fn requests(out: &mut String, metrics: &Metrics) {
 fn workers(out: &mut String, proxy: &Proxy, sees_urls: bool) {
     let fleet = proxy.fleet.read();
     type Read = fn(&Worker) -> u64;
-    let values: [Row<Read>; 5] = metrics! {
+    let values: [Row<Read>; 6] = metrics! {
         gauge worker_up = |w| u64::from(matches!(w.health(), Health::Up | Health::HalfOpen)),
             "1 if the worker's state is up, or half_open: the next request goes to it.";
         gauge worker_draining = |w| u64::from(w.is_draining()), "1 if the worker takes no new requests.";
         gauge worker_inflight = |w| w.load() as u64, "Requests in flight at a worker.";
         counter worker_requests_total = |w| w.requests.load(Relaxed), "Requests a worker answered.";
+        counter worker_connections_total = |w| w.endpoint.opened.load(Relaxed),
+            "Connections opened to a worker, those of health checks aside.";
         counter worker_failures_total = |w| w.failures.load(Relaxed), "Attempts at a worker that failed.";
     };
     for (name, kind, help, read) in values {

@@ -81,6 +81,11 @@ pub struct Config {
     #[serde(with = "seconds")]
     #[arg(value_parser = seconds::parse)]
     pub keep_alive_timeout: Duration,
+    /// A connection to a worker without a request for this many seconds is closed; earlier where the worker closes it
+    /// or says so in `Keep-Alive`.
+    #[serde(with = "seconds")]
+    #[arg(value_parser = seconds::parse)]
+    pub worker_keep_alive_timeout: Duration,
     /// Seconds that requests in flight may take to finish once a drain was asked for.
     #[serde(with = "seconds", alias = "shutdown_grace_period_secs")]
     #[arg(value_parser = seconds::parse, visible_alias = "shutdown-grace-period-secs")]
@@ -188,6 +193,7 @@ impl Default for Config {
             stall_timeout: Duration::from_secs(60),
             stream_idle_timeout: Duration::from_secs(300),
             keep_alive_timeout: Duration::from_secs(120),
+            worker_keep_alive_timeout: Duration::from_secs(60),
             drain_timeout: Duration::from_secs(30),
             probe_interval: Duration::from_secs(1),
             probe_timeout: Duration::from_secs(2),
@@ -309,6 +315,7 @@ impl Config {
             ("header_timeout", self.header_timeout),
             ("stall_timeout", self.stall_timeout),
             ("keep_alive_timeout", self.keep_alive_timeout),
+            ("worker_keep_alive_timeout", self.worker_keep_alive_timeout),
             ("probe_interval", self.probe_interval),
             ("probe_timeout", self.probe_timeout),
             ("hung_timeout", self.hung_timeout),

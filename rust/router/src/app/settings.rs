@@ -118,6 +118,7 @@ pub fn proxy(config: &Config) -> ProxySettings {
         max_held_bytes: config.max_held_bytes,
         stall_timeout: config.stall_timeout,
         stream_idle_timeout: config.stream_idle_timeout,
+        worker_keep_alive_timeout: config.worker_keep_alive_timeout,
         request_timeout: config.request_timeout,
         retries: config.retries(),
         recovery: config.cb_timeout,

@@ -16,6 +16,7 @@ use crate::fleet::models;
 use crate::fleet::worker::Fleet;
 use crate::front::tls::{self, Tls};
 use crate::proxy::lane::Proxy;
+use crate::upstream::pool::Pool;
 use crate::upstream::trust;
 
 pub struct Watchers {
@@ -37,7 +38,7 @@ impl Watchers {
         let (breaker, every) = (self.breaker, self.eviction_interval);
         let checks = HealthChecks {
             fleet: proxy.fleet.clone(),
-            trust: proxy.trust.clone(),
+            pool: Pool::new(proxy.trust.clone()),
             probes: self.probes,
         };
         keep(proxy, "health checks", move |_| checks.clone().watch());

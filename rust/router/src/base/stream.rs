@@ -1,6 +1,7 @@
 //! A TCP connection with or without TLS.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -44,6 +45,20 @@ pub enum Stream {
 }
 
 impl Stream {
+    /// Has the calling thread's runtime watch the socket, instead of the one that does.
+    pub fn rehome(self) -> io::Result<Stream> {
+        Ok(match self {
+            Stream::Plain(stream) => Stream::Plain(TcpStream::from_std(stream.into_std()?)?),
+            Stream::Tls(mut stream) => {
+                // TLS does not give its socket away; a second descriptor takes the first one's place.
+                let socket = stream.get_mut().0;
+                let second = std::net::TcpStream::from(socket.as_fd().try_clone_to_owned()?);
+                *socket = TcpStream::from_std(second)?;
+                Stream::Tls(stream)
+            }
+        })
+    }
+
     /// The TCP socket below.
     pub fn socket(&self) -> &TcpStream {
         match self {

@@ -1,11 +1,11 @@
 //! Health checks: each worker is asked for `/health` at every interval and marked up or down.
 
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONNECTION, HOST, HeaderMap, HeaderValue};
 use hyper::{Request, Response};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -17,8 +17,8 @@ use crate::fleet::resolver;
 use crate::fleet::servers;
 use crate::fleet::worker::{CONNECT_TIMEOUT, Fleet, Worker};
 use crate::upstream::connection::{Upstream, is_exhaustion};
+use crate::upstream::pool::Pool;
 use crate::upstream::request_body::RequestBody;
-use crate::upstream::trust::Trust;
 
 /// A busy worker may answer late; only this many late answers in a row mean that it hangs.
 const SLOW_PROBES: u32 = 2;
@@ -51,7 +51,8 @@ pub struct Probes {
 #[derive(Clone)]
 pub struct HealthChecks {
     pub fleet: Arc<Fleet>,
-    pub trust: Arc<Trust>,
+    /// Has connections to workers for requests of all lanes.
+    pub pool: Rc<Pool>,
     pub probes: Arc<Probes>,
 }
 
@@ -100,7 +101,7 @@ impl HealthChecks {
                 tick.reset_after(probes.interval.mul_f64(fastrand::f64()));
             }
             let since = clock::now();
-            let probe = probe(&worker, &self.trust, &headers);
+            let probe = probe(&worker, &self.pool, &headers);
             match timeout(probes.timeout, probe).await {
                 Ok(Ok(answer)) => {
                     slow = 0;
@@ -153,21 +154,26 @@ impl HealthChecks {
     }
 }
 
-/// Asks on a new connection each time: the check is whether the worker takes one.
-async fn probe(
-    worker: &Worker,
-    trust: &Trust,
-    headers: &HeaderMap,
-) -> io::Result<Response<Incoming>> {
-    let mut upstream = Upstream::open(&worker.endpoint, trust, CONNECT_TIMEOUT).await?;
+/// Asks on a new connection each time: the check is whether the worker takes one. That waits for a request then, unless
+/// another one does.
+async fn probe(worker: &Worker, pool: &Rc<Pool>, headers: &HeaderMap) -> io::Result<Response<()>> {
+    let mut upstream = Upstream::open(&worker.endpoint, &pool.trust, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())
-        .header("connection", "close")
         .body(RequestBody::empty())
         .expect("a constant request is valid");
     request.headers_mut().extend(headers.clone());
-    upstream
-        .send(request)
-        .await
-        .map_err(|error| io::Error::other(error.into_error()))
+    let is_kept = !worker.endpoint.idle.has_fresh(clock::now());
+    if !is_kept {
+        let headers = request.headers_mut();
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    let answer = upstream.ask(request, false).await;
+    let (parts, body) = answer
+        .map_err(|no_answer| io::Error::other(no_answer.why))?
+        .into_parts();
+    if is_kept {
+        pool.finish(body, upstream);
+    }
+    Ok(Response::from_parts(parts, ()))
 }

@@ -127,6 +127,7 @@ pub async fn watch(models: Arc<Models>, trust: Arc<Trust>) {
         let due: Vec<Arc<Worker>> = fleet.iter().filter(due).cloned().collect();
         asked.extend(due.iter().map(|worker| (worker.id, Instant::now())));
         models.refresh(&pool, due).await;
+        pool.share_unused();
     }
 }
 

@@ -33,7 +33,7 @@ pub struct Worker {
     url_hash: u64,
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
-    pub endpoint: Endpoint,
+    pub endpoint: Arc<Endpoint>,
     pub authorization: Authorization,
     pub flags: HealthFlags,
     pub wait_history: WaitHistory,
@@ -68,7 +68,7 @@ impl Worker {
         let id = NEXT_ID.fetch_add(1, Relaxed);
         Worker {
             id,
-            endpoint: Endpoint::new(id, &url),
+            endpoint: Arc::new(Endpoint::new(id, &url)),
             slot: Slot::take(),
             url_hash: url_hash(url.as_str()),
             url: url.as_str().to_owned(),

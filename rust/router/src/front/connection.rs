@@ -44,7 +44,6 @@ use crate::proxy::record::RequestRecord;
 use crate::proxy::reply;
 use crate::proxy::reply::{Reason, Refusal};
 use crate::upstream::forwarding;
-use crate::upstream::pool::SWEEP_INTERVAL;
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -94,8 +93,6 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listeners: Vec<StdListener
         .map(|each| TcpListener::from_std(each).expect("it is a non-blocking TCP socket"))
         .collect();
     let mut stopping = front.stopping.clone();
-    let mut sweep = interval(SWEEP_INTERVAL);
-    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut look = LaneClock::default();
@@ -112,7 +109,6 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listeners: Vec<StdListener
                 // Out of descriptors, most likely: some must be closed first.
                 Err(_) => sleep(Duration::from_millis(50)).await,
             },
-            _ = sweep.tick() => lane.sweep_pool(),
             _ = tick.tick() => look_over(),
             _ = stopping.changed() => break,
         }

@@ -10,14 +10,14 @@ use std::time::Duration;
 use sglang_omni_policy::{Candidate, Policy};
 use tracing_appender::non_blocking::ErrorCounter;
 
-use crate::base::clock::{self, LaneClock};
+use crate::base::clock::{self, LaneClock, Tick};
 use crate::base::metrics::{LaneMetrics, Metrics};
 use crate::base::tracing_context::Tracer;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::hung::Patience;
 use crate::fleet::models::Models;
 use crate::fleet::pending_heads::PendingHeads;
-use crate::fleet::worker::{Fleet, Worker};
+use crate::fleet::worker::Fleet;
 use crate::proxy::in_flight::InFlight;
 use crate::proxy::retry_budget::RetryBudget;
 use crate::upstream::pool::Pool;
@@ -33,6 +33,8 @@ pub struct ProxySettings {
     pub stall_timeout: Duration,
     /// How long an answer or an upgraded connection may be silent; zero does not limit it.
     pub stream_idle_timeout: Duration,
+    /// How long an idle connection to a worker is kept at most.
+    pub worker_keep_alive_timeout: Duration,
     /// How long a request may wait for its answer to begin.
     pub request_timeout: Duration,
     /// How often a request that a worker may have seen goes to another one.
@@ -74,6 +76,8 @@ pub struct Lane {
     /// Bytes of request bodies that are held, and the limit.
     pub held: Cell<usize>,
     pub held_limit: usize,
+    /// Idle connections to workers are closed after so many ticks.
+    longest_idle: Tick,
     /// Client connections and upgraded streams that are open.
     pub open: Cell<usize>,
 }
@@ -100,6 +104,7 @@ impl Lane {
             },
             held: Cell::new(0),
             held_limit: proxy.settings.max_held_bytes / proxy.metrics.lanes(),
+            longest_idle: clock::ticks(proxy.settings.worker_keep_alive_timeout),
             open: Cell::new(0),
             index,
             proxy,
@@ -116,18 +121,16 @@ impl Lane {
         self.retries.refill();
         let fleet = self.proxy.fleet.read();
         self.pending_heads.sweep(&fleet, &self.patience, look);
-    }
-
-    /// Closes connections to workers that are not needed, once in `pool::SWEEP_INTERVAL`.
-    pub fn sweep_pool(&self) {
-        let fleet = self.proxy.fleet.read();
-        // A worker that is down may come back as another process, or at another address.
-        let is_usable = |worker: &Worker| !worker.flags.is(Demotion::Down);
-        self.pool.sweep(|id| {
-            fleet
-                .iter()
-                .any(|worker| worker.id == id && is_usable(worker))
-        });
+        self.pool.share_unused();
+        // Each worker's idle connections are one lane's to check.
+        let lanes = self.proxy.metrics.lanes();
+        for worker in fleet.iter().skip(self.index).step_by(lanes) {
+            // A worker that is down may come back as another process, or at another address.
+            match worker.flags.is(Demotion::Down) {
+                true => worker.endpoint.idle.close_all(),
+                false => worker.endpoint.idle.sweep(look.now, self.longest_idle),
+            }
+        }
     }
 }
 

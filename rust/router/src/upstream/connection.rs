@@ -1,16 +1,17 @@
 //! A connection to a worker, which only the request that holds it polls.
 
 use std::future::poll_fn;
-use std::io::{self, ErrorKind};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming};
 use hyper::client::conn::{TrySendError, http1};
+use hyper::header::HeaderName;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;
@@ -18,6 +19,7 @@ use socket2::SockRef;
 use crate::base::clock::{self, Tick};
 use crate::base::stream::{KEEPALIVE, Stream, limit_unacknowledged};
 use crate::upstream::endpoint::Endpoint;
+use crate::upstream::idle::{IdleStream, is_quiet};
 use crate::upstream::request_body::RequestBody;
 use crate::upstream::tail::Tail;
 use crate::upstream::trust::Trust;
@@ -29,9 +31,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The kernel gives up a host that vanished silently after this long.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
-/// An idle connection is reused for this long. Common servers close theirs after five seconds, and a request that is
-/// sent at that moment may be lost.
-const REUSED_FOR: Duration = Duration::from_secs(4);
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
 type Connection = http1::Connection<TokioIo<Stream>, RequestBody>;
 pub type Sender = http1::SendRequest<RequestBody>;
@@ -43,11 +43,12 @@ pub struct Upstream {
     connection: Option<Connection>,
     /// The connection's socket, open as long as `connection` is there.
     socket: RawFd,
-    pub worker: u32,
-    /// Whether it has carried a request before. Then the worker may have closed it in the meantime.
+    pub endpoint: Arc<Endpoint>,
+    /// True if it has waited for this request. Then the worker may have closed it in the meantime.
     pub reused: bool,
+    /// Since when it waits for a request, and for how long it waited for the last one.
     pub idle_since: Tick,
-    pub idle_since_sweep: u32,
+    pub waited: Tick,
     /// The last bytes of its current answer, if usage is read from them.
     pub tail: Tail,
 }
@@ -64,7 +65,6 @@ pub async fn connect(
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&KEEPALIVE)?;
     limit_unacknowledged(&socket, GONE_AFTER)?;
-    let socket = stream.as_raw_fd();
     let stream = match endpoint.certified_as.clone() {
         None => Stream::Plain(stream),
         Some(name) => {
@@ -73,6 +73,12 @@ pub async fn connect(
             within(HANDSHAKE_TIMEOUT, "TLS", secured).await?
         }
     };
+    begin(stream).await
+}
+
+/// Begins to speak HTTP on a stream.
+async fn begin(stream: Stream) -> io::Result<(Sender, Connection, RawFd)> {
+    let socket = stream.socket().as_raw_fd();
     let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(stream))
@@ -97,21 +103,49 @@ async fn within<T>(
 
 impl Upstream {
     pub async fn open(
-        endpoint: &Endpoint,
+        endpoint: &Arc<Endpoint>,
         trust: &Trust,
         limit: Duration,
     ) -> io::Result<Box<Upstream>> {
-        let (sender, connection, socket) = connect(endpoint, trust, limit).await?;
-        Ok(Box::new(Upstream {
+        let opened = connect(endpoint, trust, limit).await?;
+        Ok(Upstream::new(opened, endpoint))
+    }
+
+    fn new(
+        (sender, connection, socket): (Sender, Connection, RawFd),
+        endpoint: &Arc<Endpoint>,
+    ) -> Box<Upstream> {
+        Box::new(Upstream {
             sender,
             connection: Some(connection),
             socket,
-            worker: endpoint.id,
+            endpoint: endpoint.clone(),
             reused: false,
             idle_since: 0,
-            idle_since_sweep: 0,
+            waited: Tick::MAX,
             tail: Tail::default(),
-        }))
+        })
+    }
+
+    /// Goes on with a connection that any lane may have used before.
+    pub async fn resume(idle: IdleStream, endpoint: &Arc<Endpoint>) -> io::Result<Box<Upstream>> {
+        let waited = clock::now().saturating_sub(idle.since);
+        let begun = begin(idle.into_stream()?).await?;
+        let mut upstream = Upstream::new(begun, endpoint);
+        (upstream.reused, upstream.waited) = (true, waited);
+        Ok(upstream)
+    }
+
+    /// Leaves an idle connection to all lanes.
+    pub fn share(self) {
+        let Some(connection) = self.connection else {
+            return;
+        };
+        let parts = connection.into_parts();
+        if parts.read_buf.is_empty() {
+            let idle = IdleStream::new(parts.io.into_inner(), self.idle_since);
+            self.endpoint.idle.put(idle);
+        }
     }
 
     /// Sends a request and waits for the head of the answer.
@@ -143,6 +177,9 @@ impl Upstream {
             why: error_text(error.error()),
         })?;
         let (parts, incoming) = response.into_parts();
+        if let Some(keep_alive) = parts.headers.get(KEEP_ALIVE) {
+            self.endpoint.idle.announced(keep_alive.as_bytes());
+        }
         let mut body = Begun::from(incoming);
         if for_bytes && parts.status.is_success() && body.incoming.size_hint().exact().is_none() {
             body.first = match poll_fn(|cx| self.poll_frame(&mut body.incoming, cx)).await {
@@ -188,22 +225,19 @@ impl Upstream {
         self.connection.is_some() && self.sender.is_ready()
     }
 
-    /// Whether a kept connection can carry one more request. If it was idle for a while, the socket is asked too: the
-    /// runtime may not know yet that the worker has closed it.
+    /// True if a kept connection can carry one more request. If it has waited for a while, the kernel is asked too.
     pub fn is_alive(&mut self) -> bool {
-        if !self.is_ready() {
-            return false;
+        let idle = &self.endpoint.clone().idle;
+        let is_open = self.is_ready() && (self.waited == 0 || is_quiet(&self.socket()));
+        if !is_open {
+            idle.closed_after(self.waited);
         }
-        let idle = clock::now().saturating_sub(self.idle_since);
-        idle == 0 || (idle <= clock::ticks(REUSED_FOR) && self.is_quiet())
+        is_open && idle.is_trusted(self.waited)
     }
 
-    /// Whether nothing has arrived on an idle connection, not even its end.
-    fn is_quiet(&self) -> bool {
-        // SAFETY: the socket is open as long as `connection` is there, and `is_ready` has found that it is.
-        let socket = unsafe { BorrowedFd::borrow_raw(self.socket) };
-        let peeked = SockRef::from(&socket).peek(&mut [MaybeUninit::uninit()]);
-        peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    fn socket(&self) -> BorrowedFd<'_> {
+        // SAFETY: the socket is open as long as `connection` is there, which `is_ready` has found.
+        unsafe { BorrowedFd::borrow_raw(self.socket) }
     }
 }
 

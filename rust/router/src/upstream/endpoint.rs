@@ -1,8 +1,11 @@
-//! The address and TLS name that a connection to a worker needs.
+//! What a connection to a worker needs, and the connections that wait for a request.
+
+use std::sync::atomic::AtomicU64;
 
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::upstream::address::Address;
+use crate::upstream::idle::IdleStreams;
 use crate::upstream::worker_url::WorkerUrl;
 
 pub struct Endpoint {
@@ -11,6 +14,9 @@ pub struct Endpoint {
     pub address: Address,
     /// The name that the worker's certificate must be for; None without TLS.
     pub certified_as: Option<ServerName<'static>>,
+    pub idle: IdleStreams,
+    /// Connections opened so far, those of health checks aside.
+    pub opened: AtomicU64,
 }
 
 impl Endpoint {
@@ -19,6 +25,8 @@ impl Endpoint {
             id,
             address: Address::new(&url.host, url.port),
             certified_as: url.certified_as.clone(),
+            idle: IdleStreams::default(),
+            opened: AtomicU64::new(0),
         }
     }
 }

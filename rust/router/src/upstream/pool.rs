@@ -1,30 +1,33 @@
-//! Idle connections to workers, kept for further requests. Each lane has its own pool.
+//! Idle connections to workers, kept for further requests. Each lane has its own pool of those that it uses all the
+//! time; the others are its worker's [`IdleStreams`], which all lanes share.
+//!
+//! [`IdleStreams`]: crate::upstream::idle::IdleStreams
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::task::spawn_local;
 use tokio::time::timeout;
 
-use crate::base::clock;
+use crate::base::clock::{self, Tick};
 use crate::upstream::connection::{Begun, Upstream};
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::trust::Trust;
 
-/// How often idle connections are checked. A connection that is still idle at the second check is closed.
-pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
+/// A connection that waited for its last request for no more ticks than this is kept by its lane, for as long again.
+const SHORT_WAIT: Tick = 1;
 
-/// Idle connections by worker, the most recently used one last.
+/// A lane's own idle connections by worker, the most recently used one last.
 pub struct Pool {
     #[allow(clippy::vec_box)] // They come boxed and leave boxed.
-    idle: RefCell<HashMap<u32, Vec<Box<Upstream>>>>,
-    sweeps: Cell<u32>,
-    trust: Arc<Trust>,
+    own: RefCell<HashMap<u32, Vec<Box<Upstream>>>>,
+    pub trust: Arc<Trust>,
 }
 
 /// The rest of an answer that is read to keep its connection: bytes, and time.
@@ -34,16 +37,24 @@ const REST_TIME: Duration = Duration::from_secs(1);
 impl Pool {
     pub fn new(trust: Arc<Trust>) -> Rc<Pool> {
         Rc::new(Pool {
-            idle: RefCell::default(),
-            sweeps: Cell::new(0),
+            own: RefCell::default(),
             trust,
         })
     }
 
     /// An idle connection to a worker, or a new one, which may take `limit` to open.
-    pub async fn get(&self, endpoint: &Endpoint, limit: Duration) -> io::Result<Box<Upstream>> {
+    pub async fn get(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        limit: Duration,
+    ) -> io::Result<Box<Upstream>> {
         while let Some(mut upstream) = self.pop(endpoint.id) {
             if upstream.is_alive() {
+                return Ok(upstream);
+            }
+        }
+        while let Some(idle) = endpoint.idle.take(clock::now()) {
+            if let Ok(upstream) = Upstream::resume(idle, endpoint).await {
                 return Ok(upstream);
             }
         }
@@ -51,26 +62,34 @@ impl Pool {
     }
 
     /// A connection that nothing was sent on yet.
-    pub async fn open(&self, endpoint: &Endpoint, limit: Duration) -> io::Result<Box<Upstream>> {
+    pub async fn open(
+        &self,
+        endpoint: &Arc<Endpoint>,
+        limit: Duration,
+    ) -> io::Result<Box<Upstream>> {
+        endpoint.opened.fetch_add(1, Relaxed);
         Upstream::open(endpoint, &self.trust, limit).await
     }
 
     fn pop(&self, worker: u32) -> Option<Box<Upstream>> {
-        self.idle.borrow_mut().get_mut(&worker)?.pop()
+        let mut upstream = self.own.borrow_mut().get_mut(&worker)?.pop()?;
+        upstream.waited = clock::now().saturating_sub(upstream.idle_since);
+        Some(upstream)
     }
 
     /// Keeps a connection whose answer was read to its end, or closes it if it cannot be used again.
     pub fn put_back(&self, mut upstream: Box<Upstream>) {
-        if upstream.is_ready() {
-            upstream.reused = true;
-            upstream.idle_since = clock::now();
-            upstream.idle_since_sweep = self.sweeps.get();
-            self.idle
-                .borrow_mut()
-                .entry(upstream.worker)
-                .or_default()
-                .push(upstream);
+        if !upstream.is_ready() {
+            return;
         }
+        upstream.reused = true;
+        upstream.idle_since = clock::now();
+        if upstream.waited > SHORT_WAIT {
+            upstream.share();
+            return;
+        }
+        let mut own = self.own.borrow_mut();
+        own.entry(upstream.endpoint.id).or_default().push(upstream);
     }
 
     /// Reads the rest of an answer that no client gets, if it is short and comes at once, and keeps its connection: a fleet
@@ -91,13 +110,86 @@ impl Pool {
         }));
     }
 
-    /// Closes connections that workers have closed, that stayed unused between two sweeps, or whose workers are gone.
-    pub fn sweep(&self, is_known: impl Fn(u32) -> bool) {
-        let last = self.sweeps.get();
-        self.sweeps.set(last.wrapping_add(1));
-        self.idle.borrow_mut().retain(|&worker, idle| {
-            idle.retain_mut(|upstream| upstream.idle_since_sweep == last && upstream.is_ready());
-            is_known(worker) && !idle.is_empty()
+    /// Leaves connections that the lane has not used for a moment to all lanes, and closes those that workers closed.
+    pub fn share_unused(&self) {
+        let now = clock::now();
+        self.own.borrow_mut().retain(|_, own| {
+            // The longest idle one comes first.
+            let used = own.partition_point(|upstream| now - upstream.idle_since > SHORT_WAIT);
+            for mut upstream in own.drain(..used) {
+                if upstream.is_ready() {
+                    upstream.share();
+                }
+            }
+            !own.is_empty()
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::thread;
+
+    use hyper::Request;
+    use tokio::runtime::{Builder, LocalOptions};
+
+    use super::*;
+    use crate::upstream::request_body::RequestBody;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// Asks as a lane does, on a thread of its own.
+    fn ask_in_a_lane(endpoint: &Arc<Endpoint>) {
+        let endpoint = endpoint.clone();
+        let lane = thread::spawn(move || {
+            let mut builder = Builder::new_current_thread();
+            let runtime = builder.enable_all().build_local(LocalOptions::default());
+            let pool = Pool::new(Arc::new(Trust::read(None).unwrap()));
+            runtime.unwrap().block_on(ask(&pool, &endpoint));
+        });
+        lane.join().unwrap();
+    }
+
+    async fn ask(pool: &Pool, endpoint: &Arc<Endpoint>) {
+        let mut upstream = pool.get(endpoint, LIMIT).await.unwrap();
+        let request = Request::get("/").body(RequestBody::empty()).unwrap();
+        let answer = upstream.ask(request, false).await.ok().unwrap();
+        let mut incoming = answer.into_body().incoming;
+        while let Some(frame) = poll_fn(|cx| upstream.poll_frame(&mut incoming, cx)).await {
+            frame.unwrap();
+        }
+        pool.put_back(upstream);
+    }
+
+    /// A worker that answers requests on one connection after the other.
+    fn worker() -> Arc<Endpoint> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = BufReader::new(stream.unwrap());
+                thread::spawn(move || {
+                    let mut line = String::new();
+                    while stream.read_line(&mut line).is_ok_and(|read| read > 0) {
+                        if line.ends_with("\r\n\r\n") {
+                            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+                            stream.get_mut().write_all(answer).unwrap();
+                            line.clear();
+                        }
+                    }
+                });
+            }
+        });
+        Arc::new(Endpoint::new(0, &url.parse().unwrap()))
+    }
+
+    #[test]
+    fn a_connection_goes_from_lane_to_lane() {
+        let endpoint = worker();
+        ask_in_a_lane(&endpoint);
+        ask_in_a_lane(&endpoint);
+        assert_eq!(endpoint.opened.load(Relaxed), 1);
     }
 }

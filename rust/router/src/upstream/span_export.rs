@@ -1,6 +1,7 @@
 //! Sends the spans of requests to an OpenTelemetry collector, as OTLP's JSON over HTTP.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -35,7 +36,7 @@ const NO_WORKER: u32 = u32::MAX;
 
 /// Where spans go, and what is said with all of them.
 pub struct Collector {
-    endpoint: Endpoint,
+    endpoint: Arc<Endpoint>,
     authority: HeaderValue,
     path: Uri,
     headers: HeaderMap,
@@ -63,7 +64,7 @@ impl Collector {
             Some(path) => path,
         };
         Ok(Collector {
-            endpoint: Endpoint::new(NO_WORKER, &origin),
+            endpoint: Arc::new(Endpoint::new(NO_WORKER, &origin)),
             authority: origin.authority,
             path: path.parse().map_err(|_| wrong("has a wrong path"))?,
             headers: read_headers(headers)?,
