@@ -92,7 +92,7 @@ class Harness:
     """A running stage named ``s`` that may send to ``t``, ``u`` and ``v``."""
 
     def __init__(self, **options: Any) -> None:
-        self.control_plane = RecordedControlPlane()
+        self.control_plane = options.pop("control_plane", None) or RecordedControlPlane()
         self.scheduler = options.pop("scheduler", None) or HandScheduler()
         self.dispatcher = options.pop("local_dispatcher", None) or LocalStageDispatcher()
         self.relay = options.pop("relay", None)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         Message,
         ProgressMessage,
         StatsMessage,
+        StreamBatchMessage,
         StreamMessage,
     )
 
@@ -39,6 +40,7 @@ class StageLink(Protocol):
     async def send_to_stage(self, target: str, endpoint: str, message: Any, /) -> None: ...
     async def send_complete(self, message: CompleteMessage, /) -> None: ...
     async def send_stream(self, message: StreamMessage, /) -> None: ...
+    async def send_stream_batch(self, message: StreamBatchMessage, /) -> None: ...
     async def send_progress(self, message: ProgressMessage, /) -> None: ...
     async def send_stats(self, message: StatsMessage, /) -> None: ...
     def close(self) -> None: ...
@@ -60,6 +62,8 @@ _OPTIONAL = {
     "send_progress": _send_nothing,
     "send_stats": _send_nothing,
 }
+# Methods that it may lack and that are made of its others.
+_DONE_HERE = ("deliver_to", "resume", "send_stream_batch")
 
 
 class PolledControlPlane:
@@ -77,6 +81,8 @@ class PolledControlPlane:
         if hasattr(control_plane, "deliver_to"):
             self.deliver_to = control_plane.deliver_to  # type: ignore[method-assign]
             self.resume = control_plane.resume  # type: ignore[method-assign]
+        if hasattr(control_plane, "send_stream_batch"):
+            self.send_stream_batch = control_plane.send_stream_batch  # type: ignore[method-assign]
         self._may_go_on = asyncio.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -89,6 +95,10 @@ class PolledControlPlane:
     def resume(self) -> None:
         self._may_go_on.set()
 
+    async def send_stream_batch(self, message: StreamBatchMessage) -> None:
+        for each in message.messages():
+            await self._control_plane.send_stream(each)
+
     async def _poll(self, handler: Callable[[Message], bool]) -> None:
         while True:
             self._may_go_on.clear()
@@ -98,5 +108,5 @@ class PolledControlPlane:
 
 def as_stage_link(control_plane: Any) -> StageLink:
     """``control_plane`` with all that a stage uses. Kept for the contract."""
-    is_complete = all(hasattr(control_plane, name) for name in ("deliver_to", "resume", *_OPTIONAL))
+    is_complete = all(hasattr(control_plane, name) for name in (*_DONE_HERE, *_OPTIONAL))
     return control_plane if is_complete else cast(StageLink, PolledControlPlane(control_plane))

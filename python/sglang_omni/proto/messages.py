@@ -7,7 +7,7 @@ the field, so that a receiver can log the message and go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, NotRequired, Self, TypeVar, dataclass_transform, get_args, get_type_hints
@@ -30,6 +30,7 @@ __all__ = [
     "ShutdownMessage",
     "StagePayload",
     "StatsMessage",
+    "StreamBatchMessage",
     "StreamMessage",
     "SubmitMessage",
     "parse_message",
@@ -215,6 +216,27 @@ class StreamMessage(_Message):
 
 
 @_message
+class StreamBatchMessage(_Message):
+    """Stage -> coordinator: what several StreamMessages of one stage would say, as of an engine's step.
+
+    Attributes:
+        from_stage: The stage's name, not its instance.
+        chunks: ``(request_id, chunk, modality, chunk_id)``, those of a request in order.
+    """
+
+    type: ClassVar[str] = "stream_batch"
+
+    from_stage: str
+    chunks: list[tuple[str, Any, str | None, int | None]]
+
+    def messages(self) -> Iterator[StreamMessage]:
+        """The same, one by one."""
+        stage = self.from_stage
+        for request_id, chunk, modality, chunk_id in self.chunks:
+            yield StreamMessage(request_id, stage, chunk, None, stage, modality, chunk_id)
+
+
+@_message
 class ProgressMessage(_Message):
     """Stage -> coordinator: which instances answer for which requests, as differences.
 
@@ -318,6 +340,7 @@ Message = (
     | DataReadyMessage
     | CompleteMessage
     | StreamMessage
+    | StreamBatchMessage
     | ProgressMessage
     | StatsMessage
     | AbortMessage

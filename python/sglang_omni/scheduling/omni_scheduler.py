@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import Queue
 from typing import Any, Generic
@@ -288,8 +289,10 @@ class OmniScheduler(Generic[RequestT]):
                 self._fail(request_id, exc)
             return
         self.work_clock.add_to_all(self.engine.stepped, time.perf_counter() - began, self._kind_of_step)
-        for request in advanced:
-            self._advance(self._active[request.request_id])
+        # What takes its place need only have ``put``.
+        with self.outbox.together() if isinstance(self.outbox, Outbox) else nullcontext():
+            for request in advanced:
+                self._advance(self._active[request.request_id])
 
     def _kind_of_step(self, request_id: str) -> str:
         """What the last step was for a request: a language model's prefill ends with its first token."""

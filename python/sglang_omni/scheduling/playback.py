@@ -72,7 +72,8 @@ class Playback:
 
 def num_samples(chunk: Any) -> int:
     """How many samples of sound a chunk or a result has."""
-    sound = chunk.get("audio_data") if isinstance(chunk, Mapping) else None
+    # A dict is looked for first: whether something is a Mapping takes longer to find out.
+    sound = chunk.get("audio_data") if isinstance(chunk, (dict, Mapping)) else None
     if sound is None:
         return 0
     return math.prod(sound.shape) if hasattr(sound, "shape") else len(sound)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, Queue, SimpleQueue
 from typing import TypeVar
 
@@ -58,6 +59,8 @@ class Outbox(Inbox[_T]):
         self._limit = limit
         self._notify: Callable[[], None] | None = None
         self._notified = False
+        # True while one thread puts what belongs together.
+        self._held = False
         self._listener: int | None = None
         self._room = threading.Condition()
         self._waiting = 0
@@ -81,15 +84,29 @@ class Outbox(Inbox[_T]):
 
     def put(self, item: _T, block: bool = True, timeout: float | None = None) -> None:
         if self._items.qsize() >= self._limit and self._must_wait():
+            self._held = False
+            self._notify_once()
             with self._room:
                 self._waiting += 1
                 self._room.wait_for(lambda: self._items.qsize() < self._limit or not self._must_wait())
                 self._waiting -= 1
         self._items.put(item)
-        notify = self._notify
-        if notify is not None and not self._notified:
-            self._notified = True
-            notify()
+        if not self._held:
+            self._notify_once()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """The listener is notified of what is put inside at the end, so that it takes all of it at once.
+
+        One thread at a time may be inside. What another puts meanwhile is notified with it.
+        """
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+            if not self.empty():
+                self._notify_once()
 
     def take(self, most: int) -> list[_T]:
         """Takes up to ``most`` items. If it returns fewer, the next one will be notified."""
@@ -106,6 +123,12 @@ class Outbox(Inbox[_T]):
             with self._room:
                 self._room.notify_all()
         return items
+
+    def _notify_once(self) -> None:
+        notify = self._notify
+        if notify is not None and not self._notified:
+            self._notified = True
+            notify()
 
     def _must_wait(self) -> bool:
         return self._listener is not None and self._listener != threading.get_ident()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from coordinator_harness import Pipeline, pipelines, soon
 from waiting import until
 
 from sglang_omni.pipeline.coordinator import coordinator as module
-from sglang_omni.proto import CompleteMessage
+from sglang_omni.proto import CompleteMessage, StreamBatchMessage, StreamMessage
 
 make = pytest.fixture(pipelines)
 
@@ -141,3 +142,40 @@ async def test_a_stream_that_is_not_read_fails_its_request(
     assert (await soon(pipeline.stages["text"].recv_abort())).request_id == "r"
     with pytest.raises(RuntimeError, match="fell 10 chunks behind"):
         await soon(collect(stream, []))
+
+
+async def test_a_message_with_the_chunks_of_a_step_reaches_every_caller(make: Any) -> None:
+    """Each gets its own, in order, and a caller of a request that has ended, or never was, gets none."""
+    pipeline = await make(terminal_stages=["text"])
+    got: dict[str, list[Any]] = {name: [] for name in "ab"}
+    reading = []
+    for name in got:
+        reading.append(asyncio.create_task(collect(pipeline.coordinator.stream(name, None), got[name])))
+        await pipeline.submitted()
+    chunks = [("a", 1, None, 0), ("gone", 9, None, 0), ("b", 2, "text", 0), ("a", 3, "audio", 1)]
+    await pipeline.stages["text"].send_stream_batch(StreamBatchMessage("text", chunks))
+    for name in got:
+        await pipeline.complete("text", name, "all")
+    await soon(asyncio.gather(*reading))
+    chunk = partial(StreamMessage, stage_name="text")
+    assert got["a"][:-1] == [
+        chunk("a", "text", 1, chunk_id=0),
+        chunk("a", "text", 3, modality="audio", chunk_id=1),
+    ]
+    assert got["b"][:-1] == [chunk("b", "text", 2, modality="text", chunk_id=0)]
+
+
+async def test_a_caller_that_is_behind_gets_all_that_has_come_at_once(make: Any) -> None:
+    pipeline = await make(terminal_stages=["text"])
+    batches = pipeline.coordinator.stream_batches("r", None)
+    first = asyncio.ensure_future(anext(batches))
+    await pipeline.submitted()
+    await pipeline.chunk("text", "r", "a")
+    assert [message.chunk["text"] for message in await soon(first)] == ["a"]
+    for text in "bcd":
+        await pipeline.chunk("text", "r", text)
+    await pipeline.complete("text", "r", "all")
+    await pipeline.settle()
+    assert [message.chunk["text"] for message in await soon(anext(batches))] == ["b", "c", "d"]
+    assert (await soon(anext(batches))).result == "all"
+    await batches.aclose()

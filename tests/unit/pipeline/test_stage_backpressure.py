@@ -209,9 +209,12 @@ async def test_a_long_stream_does_not_hold_up_another_request(monkeypatch: pytes
             await keep(message)
 
         monkeypatch.setattr(one.control_plane, "send_stream", slow)
-        await fill(one, 40)
+        await fill(one, 1)
+        await until(begun.is_set)
+        for index in range(1, 40):
+            one.emit("long", "stream", index)
         one.emit("short", "stream", "now")
-        await until(lambda: begun.is_set() and one.stage._sender.backlog >= 40)
+        await until(lambda: one.stage._sender.backlog >= 40)
         gate.set()
         await until(lambda: len(one.control_plane.streamed) == 41)
         order = [message.request_id for message in one.control_plane.streamed]

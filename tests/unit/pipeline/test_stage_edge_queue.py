@@ -190,3 +190,28 @@ async def test_closing_a_queue_ends_what_has_begun_and_drops_the_rest(queue: Edg
     await queue.close()
     assert seen == ["ended"]
     assert len(queue) == 0
+
+
+async def test_items_of_several_requests_are_handled_together_and_in_turn() -> None:
+    """While one call waits, what comes of each request lines up; the next call has one of each at a time."""
+    queue, gate = EdgeQueue("test"), asyncio.Event()
+    calls: list[list[str]] = []
+
+    async def handle(items: list[str]) -> None:
+        calls.append(items)
+        await gate.wait()
+
+    async def end(item: str) -> None:
+        calls.append([item])
+
+    queue.put_together(handle, [("a", "a0")])
+    await asyncio.sleep(0)
+    queue.put_together(handle, [("a", "a1"), ("a", "a2"), ("b", "b1")])
+    queue.put("b", end, "the end of b")
+    queue.put_together(handle, [("a", "a3"), ("b", "too late")])
+    assert len(queue) == 6
+    gate.set()
+    await queue.drain()
+    # b's end takes its turn, after which b's last item is no longer behind it.
+    assert calls == [["a0"], ["a1", "b1", "a2"], ["the end of b"], ["a3", "too late"]]
+    await queue.close()

@@ -101,3 +101,40 @@ def test_nothing_is_lost_between_threads() -> None:
             taken += batch
     for who in range(3):
         assert [number for owner, number in taken if owner == who] == list(range(2000))
+
+
+def test_the_listener_is_notified_once_of_what_is_put_together() -> None:
+    seen: list[int] = []
+    outbox: Outbox[int] = Outbox()
+    outbox.listen(lambda: seen.append(outbox.qsize()))
+    with outbox.together():
+        outbox.put(1)
+        outbox.put(2)
+        assert seen == []
+    assert seen == [2]
+    assert outbox.take(10) == [1, 2]
+    with outbox.together():
+        pass
+    assert seen == [2]
+
+
+def test_a_full_outbox_is_taken_from_in_the_midst_of_what_is_put_together() -> None:
+    """Otherwise the thread that fills it would wait for a listener that waits for the end."""
+    outbox: Outbox[int] = Outbox(limit=2)
+    taken: list[int] = []
+    notified = threading.Event()
+    outbox.listen(notified.set)
+
+    def fill() -> None:
+        with outbox.together():
+            for number in range(5):
+                outbox.put(number)
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    while len(taken) < 5:
+        assert notified.wait(WAIT_S)
+        notified.clear()
+        taken += outbox.take(10)
+    filling.join(WAIT_S)
+    assert taken == list(range(5))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,7 @@ from sglang_omni.proto import (
     StagePayload,
     StageTime,
     StatsMessage,
+    StreamBatchMessage,
     StreamMessage,
     SubmitMessage,
     Unavailable,
@@ -198,12 +200,21 @@ class Coordinator:
 
         Arguments and errors are those of ``submit``. Closing the iterator early aborts the request.
         """
-        chunks: Chunks = asyncio.Queue()
+        async with aclosing(self.stream_batches(request_id, request)) as batches:
+            async for batch in batches:
+                for message in batch if isinstance(batch, list) else [batch]:
+                    yield message
+
+    async def stream_batches(
+        self, request_id: str, request: OmniRequest | Any
+    ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
+        """``stream``, but a caller that is behind gets all chunks that have come at once, in order."""
+        chunks = Chunks()
         tracked = self._track(request_id, request, chunks)
         try:
             await self._send_in(tracked, request)
-            while (chunk := await chunks.get()) is not None:
-                yield chunk
+            while batch := await chunks.take():
+                yield batch
             result = await tracked.outcome
             source = next(iter(tracked.results)) if len(tracked.results) == 1 else "coordinator"
             yield CompleteMessage(request_id=request_id, from_stage=source, success=True, result=result)
@@ -384,7 +395,7 @@ class Coordinator:
             else:
                 tracked.outcome.set_result(answer)
         if tracked.chunks is not None:
-            tracked.chunks.put_nowait(None)
+            tracked.chunks.end()
         self._requests.remove(tracked)
         if tracked.replicas:
             self.replicas.release(tracked.replicas)
@@ -402,6 +413,9 @@ class Coordinator:
     def _receive(self, message: Message) -> bool:
         try:
             match message:
+                case StreamBatchMessage():
+                    for chunk in message.messages():
+                        self._on_stream(chunk)
                 case StreamMessage():
                     self._on_stream(message)
                 case CompleteMessage():
@@ -426,15 +440,14 @@ class Coordinator:
         tracked = self._by_wire_id.get(message.request_id)
         if tracked is None or tracked.chunks is None:
             return
-        if tracked.chunks.qsize() >= _MAX_STREAM_BACKLOG:
+        if len(tracked.chunks) >= _MAX_STREAM_BACKLOG:
             error = RuntimeError(f"the reader of the stream fell {_MAX_STREAM_BACKLOG} chunks behind")
             self._fail(tracked, error)
             return
         if message.from_stage not in tracked.terminals:
             tracked.streaming.add(message.from_stage)
-        if message.request_id != tracked.request_id:
-            message = replace(message, request_id=tracked.request_id)
-        tracked.chunks.put_nowait(message)
+        message.request_id = tracked.request_id
+        tracked.chunks.put(message)
 
     def _on_complete(self, message: CompleteMessage) -> None:
         tracked = self._by_wire_id.get(message.request_id)

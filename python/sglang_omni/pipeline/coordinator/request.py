@@ -13,9 +13,46 @@ from sglang_omni.proto import OmniRequest, Replicas, RequestState, StreamMessage
 # The request's owner, and the owner's name for it.
 OwnedId = tuple[str | None, str]
 
-# Messages for a caller that streams, last None.
-Chunks = asyncio.Queue[StreamMessage | None]
 TerminalStagesResolver = Callable[[OmniRequest], Sequence[str] | None]
+
+
+class Chunks:
+    """Messages for a caller that streams. One that is behind takes several at once."""
+
+    __slots__ = ("_has_ended", "_loop", "_messages", "_waiting")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._messages: list[StreamMessage] = []
+        self._waiting: asyncio.Future[None] | None = None
+        self._has_ended = False
+
+    def __len__(self) -> int:
+        """How many wait to be taken."""
+        return len(self._messages)
+
+    def put(self, message: StreamMessage) -> None:
+        self._messages.append(message)
+        self._wake()
+
+    def end(self) -> None:
+        """No more will come."""
+        self._has_ended = True
+        self._wake()
+
+    async def take(self) -> list[StreamMessage]:
+        """All that have come since the last call, at least one; none after the end."""
+        if not self._messages and not self._has_ended:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        taken, self._messages = self._messages, []
+        return taken
+
+    def _wake(self) -> None:
+        if (waiting := self._waiting) is not None:
+            self._waiting = None
+            if not waiting.done():
+                waiting.set_result(None)
 
 
 @dataclass(slots=True, eq=False)

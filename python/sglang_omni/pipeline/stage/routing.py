@@ -108,23 +108,16 @@ class Routing:
             )
         targets = _instances(names, replicas)
         own = self._wiring.same_process_targets
-        shared = self._shared([(t, out.data) for t in targets if t != COORDINATOR and t not in own])
-        source = self._wiring.instance
-        return [
-            (
-                target,
-                StreamChunk(
-                    out.request_id,
-                    source,
-                    sent.get(target, 0),
-                    out.data,
-                    out.metadata,
-                    replicas,
-                    shared.get(target),
-                ),
-            )
-            for target in targets
-        ]
+        others = [(t, out.data) for t in targets if t != COORDINATOR and t not in own]
+        shared = self._shared(others) if others else {}
+        source, request_id = self._wiring.instance, out.request_id
+        chunks = []
+        for target in targets:
+            fan_out = shared.get(target)
+            count = sent.get(target, 0)
+            chunk = StreamChunk(request_id, source, count, out.data, out.metadata, replicas, fan_out)
+            chunks.append((target, chunk))
+        return chunks
 
     def _ended_streams(self, request_id: str, output: Any) -> Sequence[str]:
         wiring = self._wiring

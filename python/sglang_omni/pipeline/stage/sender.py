@@ -67,7 +67,10 @@ class ItemSender:
         self._endpoints = TargetEndpoints(wiring.endpoints)
         self._fail = fail
         coordinator.queue.on_done = self._on_sent
+        self._coordinator = coordinator
         self._targets = {COORDINATOR: _Target(coordinator, coordinator.queue)}
+        # Chunks for callers that are routed and not queued yet: those of one batch leave together.
+        self._chunks: list[StreamChunk] = []
         self._puts: set[asyncio.Task[None]] = set()
         self._outbox_waits = False
         self._stopped = False
@@ -108,6 +111,8 @@ class ItemSender:
     def route(self, batch: list[OutgoingMessage]) -> None:
         """Puts the scheduler's messages into the queues of their edges."""
         for out in batch:
+            if out.type != "stream":
+                self._put_chunks()
             record = self._requests.active.get(out.request_id)
             if record is None:
                 continue  # Aborted, failed or finished meanwhile.
@@ -120,9 +125,11 @@ class ItemSender:
                     self._fail(out.request_id, out.data)
             except Exception as exc:  # noqa: BLE001  hooks and routes are the request's own failure
                 self._fail(out.request_id, exc)
+        self._put_chunks()
 
     def fail(self, failure: End) -> None:
         """Reports a request's failure to the coordinator."""
+        self._put_chunks()
         self._put(COORDINATOR, failure)
 
     def move(self, endpoints: Mapping[str, str]) -> None:
@@ -167,10 +174,11 @@ class ItemSender:
         for target, chunk in self._routing.chunk(out, record.replicas, record.chunks_sent):
             if target == COORDINATOR:
                 record.samples_sent += num_samples(out.data)
+                self._chunks.append(chunk)
             else:
                 self._open_stream(out.request_id, record, target)
+                self._put(target, chunk)
             record.chunks_sent[target] = chunk.chunk_id + 1
-            self._put(target, chunk)
 
     def _open_stream(self, request_id: str, record: RequestRecord, target: str) -> None:
         if target not in record.chunks_sent:
@@ -185,6 +193,25 @@ class ItemSender:
         if to is None:
             to = self._targets[target] = self._open(target)
         to.queue.put(item.request_id, self._send, target, to.edge, item)
+
+    def _put_chunks(self) -> None:
+        if self._chunks:
+            chunks, self._chunks = self._chunks, []
+            self._coordinator.queue.put_together(
+                self._send_chunks, [(chunk.request_id, chunk) for chunk in chunks]
+            )
+
+    async def _send_chunks(self, chunks: list[StreamChunk]) -> None:
+        """Sends chunks for several callers, in their turn."""
+        chunks = [chunk for chunk in chunks if not self._requests.is_dropped(chunk.request_id)]
+        if len(chunks) > 1:
+            try:
+                await self._coordinator.send_chunks(chunks)
+                return
+            except (TypeError, ValueError):
+                pass  # One of them cannot be encoded: it fails alone.
+        for chunk in chunks:
+            await self._send(COORDINATOR, self._coordinator, chunk)
 
     def _open(self, target: str) -> _Target:
         wiring, relay_to = self._wiring, self._relays.to

@@ -354,7 +354,7 @@ class StageControlPlane(_ControlPlane):
         await self._started(self._coordinator).send(encode_message(message))
 
     # One method under the names that existing code uses, by what the message is.
-    send_stream = send_progress = send_stats = send_complete
+    send_stream = send_stream_batch = send_progress = send_stats = send_complete
 
     def close(self) -> None:
         """Closes all sockets; what was sent may still leave within ``LINGER_S``."""

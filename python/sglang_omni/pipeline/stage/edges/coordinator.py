@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_omni.compat.control_plane import StageLink
 from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.pipeline.stage.edges.edge import Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
-from sglang_omni.proto import CompleteMessage, ProgressMessage, StatsMessage, StreamMessage
+from sglang_omni.proto import (
+    CompleteMessage,
+    ProgressMessage,
+    StatsMessage,
+    StreamBatchMessage,
+    StreamMessage,
+)
 
 COORDINATOR = "coordinator"
 
@@ -43,20 +50,32 @@ class CoordinatorEdge:
             )
             await self._link.send_complete(failed)
 
+    async def send_chunks(self, chunks: Sequence[StreamChunk]) -> None:
+        """Sends chunks of several requests as one message.
+
+        Raises TypeError or ValueError if one of them cannot be encoded; none is sent then.
+        """
+        sent = [(item.request_id, item.data, _modality(item), item.chunk_id) for item in chunks]
+        await self._link.send_stream_batch(StreamBatchMessage(self._stage_name, sent))
+
     def report(self, message: ProgressMessage | StatsMessage) -> None:
         """Sends a report behind everything that is queued."""
         send: Any = self._link.send_stats if isinstance(message, StatsMessage) else self._link.send_progress
         self.queue.put("", send, message)
 
     def _stream_message(self, item: StreamChunk) -> StreamMessage:
-        modality = item.metadata.get("modality") if item.metadata else None
-        if modality is None and isinstance(item.data, dict):
-            modality = item.data.get("modality")
         return StreamMessage(
             item.request_id,
             self._stage_name,
             item.data,
             stage_name=self._stage_name,
-            modality=modality if isinstance(modality, str) else None,
+            modality=_modality(item),
             chunk_id=item.chunk_id,
         )
+
+
+def _modality(item: StreamChunk) -> str | None:
+    modality = item.metadata.get("modality") if item.metadata else None
+    if modality is None and isinstance(item.data, dict):
+        modality = item.data.get("modality")
+    return modality if isinstance(modality, str) else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 from sglang_omni.versions.asyncio import Begun, begin
 
@@ -17,6 +17,15 @@ _BATCH = 64
 _LOST = "%s: a message was lost (request %s)"
 
 Job = Callable[..., Coroutine[Any, Any, None]]
+# Does for several requests, in one call, what each has put into the queue for it.
+JointJob = Callable[[list[Any]], Coroutine[Any, Any, None]]
+
+
+class _Share(NamedTuple):
+    """One request's share of a joint job."""
+
+    job: JointJob
+    item: Any
 
 
 class EdgeQueue:
@@ -44,7 +53,7 @@ class EdgeQueue:
         self.name = name
         self.on_done = on_done
         # By request, in the order of their turns. No deque is empty.
-        self._jobs: OrderedDict[str, deque[tuple[Job, tuple[Any, ...]]]] = OrderedDict()
+        self._jobs: OrderedDict[str, deque[tuple[Job, tuple[Any, ...]] | _Share]] = OrderedDict()
         self._queued = 0
         # The job that began inside `put` and goes on in the task, with its request.
         self._begun: tuple[str, Begun] | None = None
@@ -70,11 +79,21 @@ class EdgeQueue:
         elif self._is_waiting() and asyncio.current_task() is None:
             self._begin(request_id, job(*args))
             return
-        jobs = self._jobs.get(request_id)
-        if jobs is None:
-            jobs = self._jobs[request_id] = deque()
-        jobs.append((job, args))
-        self._queued += 1
+        self._add(request_id, (job, args))
+        self._go_on()
+
+    def put_together(self, job: JointJob, items: Sequence[tuple[str, Any]]) -> None:
+        """Adds items of several requests, of which ``job([item, ...])`` handles many in one call.
+
+        Each item keeps its place among the jobs of its request. Otherwise as ``put``.
+        """
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
+        elif self._is_waiting() and asyncio.current_task() is None:
+            self._begin(items[0][0], job([item for _, item in items]))
+            return
+        for request_id, item in items:
+            self._add(request_id, _Share(job, item))
         self._go_on()
 
     async def drain(self) -> None:
@@ -92,6 +111,13 @@ class EdgeQueue:
             self._task.cancel()
             await asyncio.wait({self._task})
         self._idle.set()
+
+    def _add(self, request_id: str, job: tuple[Job, tuple[Any, ...]] | _Share) -> None:
+        jobs = self._jobs.get(request_id)
+        if jobs is None:
+            jobs = self._jobs[request_id] = deque()
+        jobs.append(job)
+        self._queued += 1
 
     def _is_waiting(self) -> bool:
         return self._wake is not None and not self._wake.done()
@@ -121,12 +147,27 @@ class EdgeQueue:
             return begun
         if not self._jobs:
             return None
+        request_id, job = self._take_turn()
+        if not isinstance(job, _Share):
+            run, args = job
+            return request_id, run(*args)
+        items = [job.item]
+        while self._jobs and len(items) < _BATCH:
+            share = next(iter(self._jobs.values()))[0]
+            if not isinstance(share, _Share) or share.job != job.job:
+                break
+            self._take_turn()
+            items.append(share.item)
+        return request_id, job.job(items)
+
+    def _take_turn(self) -> tuple[str, tuple[Job, tuple[Any, ...]] | _Share]:
+        """Takes out the first job of the request whose turn it is, whose next turn comes after all others."""
         request_id, jobs = self._jobs.popitem(last=False)
-        job, args = jobs.popleft()
+        job = jobs.popleft()
         self._queued -= 1
         if jobs:
             self._jobs[request_id] = jobs
-        return request_id, job(*args)
+        return request_id, job
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
