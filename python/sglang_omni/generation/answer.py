@@ -87,8 +87,56 @@ class GenerateChunk(AnswerFields):
         return samples if len(samples) else None
 
     @property
+    def is_plain(self) -> bool:
+        """True if it has nothing but text and its tokens, and is not the last part."""
+        return self.audio_data is None and not (
+            self.finish_reason
+            or self.reasoning
+            or self.tool_calls
+            or self.segments
+            or self.input_transcript
+            or self.usage
+            or self.audio_codes
+            or self.prompt_logprobs
+            or self.language
+        )
+
+    @property
     def audio_seconds(self) -> float:
         return 0.0 if (samples := self.samples) is None else len(samples) / (self.sample_rate or 1)
+
+
+class TextJoiner:
+    """Joins parts that bring text alone, in order: those that came together, and too few tokens to be sent.
+
+    Args:
+        interval: The fewest tokens of a part; the first one is not held back.
+    """
+
+    def __init__(self, interval: int = 1) -> None:
+        self._interval = interval
+        self._parts: list[GenerateChunk] = []
+        self._is_first = True
+
+    def add(self, part: GenerateChunk) -> None:
+        last = self._parts[-1] if self._parts else None
+        if last is None or not (last.is_plain and part.is_plain and last.stage_name == part.stage_name):
+            self._parts.append(part)
+            return
+        last.text += part.text
+        last.token_ids += part.token_ids
+        last.logprobs += part.logprobs
+
+    def take(self, *, all_of_them: bool) -> list[GenerateChunk]:
+        """The parts that are ready."""
+        parts, self._parts = self._parts, []
+        if parts and self._interval > 1:
+            last = parts[-1]
+            is_short = last.is_plain and len(last.token_ids) < self._interval
+            if is_short and not (all_of_them or self._is_first):
+                self._parts.append(parts.pop())
+            self._is_first = False
+        return parts
 
 
 # Lists that parts continue, and the fields of which the latest value counts.
@@ -261,7 +309,7 @@ def read_chunk(request_id: str, data: Any) -> GenerateChunk:
         data.request_id = request_id
         return data
     chunk = GenerateChunk(request_id)
-    if isinstance(data, Mapping):
+    if isinstance(data, (dict, Mapping)):
         for name, value in data.items():
             if value is not None and (read := _READ.get(name)) is not None:
                 read(chunk, value)

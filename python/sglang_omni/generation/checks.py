@@ -34,6 +34,7 @@ _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "prompt_logprobs": ((list, tuple), "a list of dicts with token, token_id and logprob"),
 }
 _SAMPLES = "float samples in [-1, 1] of shape (n,), an array or a tensor"
+_SOUND = ("audio_data", "audio")
 # Lists of dicts, and the keys that each of the dicts has.
 _LISTED: dict[str, frozenset[str]] = {
     "segments": frozenset(("start", "end", "text")),
@@ -77,23 +78,21 @@ def check_fields(data: Any, *, stage: str | None) -> None:
     Raises:
         ClientError: A field has a value that it cannot have.
     """
-    if not isinstance(data, Mapping):
+    if not (isinstance(data, (dict, Mapping))):
         return
     for name, value in data.items():
-        expected = _FIELDS.get(name)
-        if expected is None or value is None:
+        if value is None:
             continue
-        kinds, description = expected
-        if not isinstance(value, kinds):
-            raise _wrong(stage, name, value, description)
+        if (expected := _FIELDS.get(name)) is not None:
+            kinds, description = expected
+            if not isinstance(value, kinds):
+                raise _wrong(stage, name, value, description)
         if name in _LISTED and not _is_listed(value, _LISTED[name]):
-            raise _wrong(stage, name, value, description)
-    rate = data.get("sample_rate")
-    if rate is not None and rate <= 0:
-        raise _wrong(stage, "sample_rate", rate, "an int above 0, in Hz")
-    for name in ("audio_data", "audio"):
-        if (sound := data.get(name)) is not None:
-            _check_sound(stage, name, sound)
+            raise _wrong(stage, name, value, _FIELDS[name][1])
+        if name == "sample_rate" and value <= 0:
+            raise _wrong(stage, "sample_rate", value, "an int above 0, in Hz")
+        if name in _SOUND:
+            _check_sound(stage, name, value)
 
 
 def check_answer(task: str, result: Any, streamed: set[str], *, stage: str | None = None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from types import TracebackType
 from typing import Any, Protocol
 
-from sglang_omni.generation.answer import Delivered, GenerateChunk, read_chunk, read_result
+from sglang_omni.generation.answer import Delivered, GenerateChunk, TextJoiner, read_chunk, read_result
 from sglang_omni.generation.checks import check_answer, check_fields
 from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.generation.request import GenerateRequest, to_omni_request
@@ -29,7 +29,8 @@ class CoordinatorLike(Protocol):
     """A coordinator as requests use it. ``abort``, ``health`` and ``timings`` are optional.
 
     Cancelling ``submit``, or closing the iterator of ``stream``, ends the request that the call began and no
-    other request of the same id. A duplicate id is a ``ValueError``.
+    other request of the same id. A duplicate id is a ``ValueError``. With ``stream_batches``, as
+    ``Coordinator`` has it, a caller that is behind reads several chunks at once.
     """
 
     async def submit(self, request_id: str, request: OmniRequest) -> Any: ...
@@ -77,8 +78,8 @@ class LocalTransport(Transport):
         omni_request = to_omni_request(request)
         watch = None if self.observer is None else self.observer.begin(request, request_id)
         deadline = None if request.timeout is None else _Deadline(request.timeout)
-        stream = self.coordinator.stream(request_id, omni_request) if request.stream else None
-        delivered, seen = Delivered(), set[str]()
+        stream = self._batches(request_id, omni_request) if request.stream else None
+        delivered, seen, joiner = Delivered(), set[str](), TextJoiner(request.stream_interval)
         # A stage's finish reason is held back for the last part, which alone has one.
         reason: str | None = None
         usage: UsageInfo | None = None
@@ -90,16 +91,20 @@ class LocalTransport(Transport):
                     message = await _before(deadline, self.coordinator.submit(request_id, omni_request))
                 else:
                     message = await _before(deadline, anext(stream, _END))
-                if stream is None or not isinstance(message, StreamMessage):
+                is_over = not isinstance(message, list)
+                for each in () if is_over else message:
+                    part = self._read(request_id, each)
+                    seen |= each.chunk.keys() if isinstance(each.chunk, dict) else _TEXT
+                    reason, part.finish_reason = part.finish_reason or reason, None
+                    usage = part.usage or usage
+                    joiner.add(part)
+                for part in joiner.take(all_of_them=is_over):
+                    delivered.add(part)
+                    if watch is not None:
+                        watch.part(part)
+                    yield part
+                if is_over:
                     break
-                part = self._read(request_id, message)
-                seen |= message.chunk.keys() if isinstance(message.chunk, dict) else _TEXT
-                reason, part.finish_reason = part.finish_reason or reason, None
-                usage = part.usage or usage
-                delivered.add(part)
-                if watch is not None:
-                    watch.part(part)
-                yield part
             if message is _END:
                 if delivered.is_empty:
                     return
@@ -116,6 +121,8 @@ class LocalTransport(Transport):
                 watch.part(last)
             yield last
         except _Aborted:
+            for part in joiner.take(all_of_them=True):
+                yield part
             last = GenerateChunk(request_id, finish_reason="abort", usage=usage)
             if watch is not None:
                 watch.part(last)
@@ -127,9 +134,8 @@ class LocalTransport(Transport):
         finally:
             if deadline is not None:
                 deadline.cancel()
-            close = getattr(stream, "aclose", None)
-            if close is not None:
-                await close()
+            if stream is not None:
+                await stream.aclose()
             if watch is not None:
                 watch.end(sys.exception())
 
@@ -138,6 +144,14 @@ class LocalTransport(Transport):
 
     def health(self) -> dict[str, Any]:
         return dict(self.coordinator.health())  # type: ignore[attr-defined]
+
+    def _batches(
+        self, request_id: str, omni_request: OmniRequest
+    ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
+        batches = getattr(self.coordinator, "stream_batches", None)
+        if batches is None:
+            return _one_by_one(self.coordinator.stream(request_id, omni_request))
+        return batches(request_id, omni_request)
 
     def _read(self, request_id: str, message: StreamMessage) -> GenerateChunk:
         if self.must_answer:
@@ -160,6 +174,18 @@ class LocalTransport(Transport):
             return None
         await asyncio.sleep(_TIMINGS_LAG_S)
         return dict(timings(request_id, **_owned(owner)))
+
+
+async def _one_by_one(
+    stream: AsyncIterator[Any],
+) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
+    """The messages of a coordinator that hands them over singly."""
+    try:
+        async for message in stream:
+            yield [message] if isinstance(message, StreamMessage) else message
+    finally:
+        if (close := getattr(stream, "aclose", None)) is not None:
+            await close()
 
 
 def _outcome(message: CompleteMessage) -> tuple[Any, str | None]:
@@ -199,7 +225,8 @@ class _Deadline:
         # The task that awaits a step, and how often it had been cancelled before.
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
         self.is_over = True
@@ -211,7 +238,7 @@ class _Deadline:
         self._timer.cancel()
 
     def __enter__(self) -> None:
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task(self._loop)
         self._cancelling = 0 if self._task is None else self._task.cancelling()
 
     def __exit__(

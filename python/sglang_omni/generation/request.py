@@ -85,6 +85,8 @@ class GenerateRequest:
             can abort it. A server tells its callers apart itself.
         timeout: Seconds until the request is aborted and ``TimeoutError`` raised.
         timings: True if the result has the seconds spent in each stage.
+        stream_interval: How many tokens of text a part has, at least; the first one comes at once. Parts have
+            more where the caller is behind.
         tools: OpenAI's tool objects, of which the answer may call some.
         tool_choice: OpenAI's: "auto", "none", "required", or an object that names one of the tools.
         parallel_tool_calls: True if one answer may call several.
@@ -105,6 +107,7 @@ class GenerateRequest:
     audio: bytes | None = None
     timeout: float | None = None
     timings: bool = False
+    stream_interval: int = 1
     session_id: str | None = None
     owner: str | None = None
     tools: list[dict[str, Any]] | None = None

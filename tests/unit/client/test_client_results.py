@@ -142,6 +142,56 @@ def test_users_own_result_is_kept():
     assert (chunk.text, chunk.result) == ("", {"score": 3})
 
 
+class Behind(Coordinator):
+    """Its caller reads each of these batches at once."""
+
+    async def stream_batches(self, request_id, request):
+        for batch in self.messages:
+            yield batch
+
+
+async def test_text_that_came_at_once_is_one_part_and_nothing_of_it_is_lost():
+    spoken = StreamMessage("r", "talker", {"audio_data": np.zeros(3, np.float32), "sample_rate": 8000})
+    client = Client(
+        Behind(
+            [
+                text("a", token_ids=[1], logprobs=LOGPROBS[:1]),
+                text("b", token_ids=[2], logprobs=LOGPROBS[1:]),
+            ],
+            [text("c"), spoken, text("d"), text("e", finish_reason="length"), text("f", reasoning="because")],
+            done({"text": "abcdefg"}),
+        )
+    )
+    parts = [part async for part in client.generate(GenerateRequest(prompt="p"))]
+    assert [part.text for part in parts] == ["ab", "c", "", "de", "f", "abcdefg"]
+    assert [part.token_ids for part in parts[:2]] == [[1, 2], []]
+    assert [token.token_id for token in parts[0].logprobs] == [1, 2]
+    assert [part.modality for part in parts] == ["text", "text", "audio", "text", "text", "text"]
+    assert [part.finish_reason for part in parts] == [None] * 5 + ["length"]
+
+
+LOGPROBS = [{"token": "a", "token_id": 1, "logprob": -0.5}, {"token": "b", "token_id": 2, "logprob": -1.0}]
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(1, list("abcdefg")), (3, ["a", "bcd", "efg"])])
+async def test_a_part_has_as_many_tokens_as_the_request_wants_after_the_first(interval, expected):
+    messages = [text(letter, token_ids=[index]) for index, letter in enumerate("abcdefg")]
+    client = Client(Coordinator(*messages, done({"text": "abcdefgh"})))
+    request = GenerateRequest(prompt="p", stream_interval=interval)
+    chunks = [chunk async for chunk in client.completion_stream(request)]
+    assert [chunk.text for chunk in chunks] == [*expected, "h"]
+
+
+async def test_too_few_tokens_for_a_part_come_before_the_end():
+    messages = [text(letter, token_ids=[index]) for index, letter in enumerate("abcd")]
+    for end in (done({"text": "abcd"}), None):
+        client = Client(Coordinator(*messages, *filter(None, [end])))
+        chunks = [
+            chunk async for chunk in client.completion_stream(GenerateRequest(prompt="p", stream_interval=9))
+        ]
+        assert [chunk.text for chunk in chunks] == ["a", "bcd", ""]
+
+
 async def test_streamed_text_is_not_told_twice():
     client = Client(Coordinator(text("Hel"), text("lo"), done({"text": "Hello!", "finish_reason": "stop"})))
     chunks = [chunk async for chunk in client.completion_stream(GenerateRequest(prompt="p"))]

@@ -12,7 +12,7 @@ from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.proto import RequestError
 
 # Fields that only this package's servers know. The client itself sees to those that others do not need.
-_NOT_NEEDED = {"request_id", "timeout"}
+_NOT_NEEDED = {"request_id", "timeout", "stream_interval"}
 _OURS = {
     "stage_params",
     "timings",
@@ -56,6 +56,8 @@ def completion_body(call: HttpCall, *, audio_format: str) -> tuple[str, dict[str
         body |= {"echo": True, "logprobs": max(likeliest, body.get("logprobs") or 0)}
     extra = dict(request.extra_params)
     body |= common_fields(call) | {"stream": request.stream}
+    if request.stream and request.stream_interval > 1:
+        body["stream_interval"] = request.stream_interval
     if most is not None:
         body["max_tokens"] = most
     if request.messages is None:

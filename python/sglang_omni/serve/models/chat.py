@@ -66,6 +66,8 @@ class ChatCompletionRequest(SamplingFields, ConstraintFields, ToolFields, Extens
     """True if the answer comes as server-sent events while it is made."""
     stream_options: StreamOptions | None = None
     """What a stream has besides the answer; only with ``stream``."""
+    stream_interval: Count = 1
+    """How many tokens an event of a stream has, at least. The first one comes at once."""
     modalities: Modalities | None = None
     """What the answer is: text, or text and speech. Text by default."""
     audio: AudioOptions | None = None

@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from sglang_omni.serve.models.constraints import ConstraintFields
 from sglang_omni.serve.models.fields import (
+    Count,
     ExtensionFields,
     LogitBias,
     Name,
@@ -64,6 +65,8 @@ class CompletionRequest(SamplingFields, ConstraintFields, ExtensionFields):
     """True if the answer comes as server-sent events while it is made."""
     stream_options: StreamOptions | None = None
     """What a stream has besides the answer; only with ``stream``."""
+    stream_interval: Count = 1
+    """How many tokens an event of a stream has, at least. The first one comes at once."""
     user: Name | None = None
     """Names the session; no effect on the answer."""
     n: Answers = 1

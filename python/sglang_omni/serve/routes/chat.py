@@ -15,7 +15,7 @@ from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.generation.results import PartEncoder
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import owner_of, session_key
-from sglang_omni.serve.front.streaming import EventStream, until_disconnect
+from sglang_omni.serve.front.streaming import EventStream, EventTemplate, until_disconnect
 from sglang_omni.serve.models.chat import ChatCompletionRequest
 from sglang_omni.serve.observe.playback_metrics import listening
 from sglang_omni.serve.routes.chat_answer import Answers, part_of
@@ -45,6 +45,10 @@ class _Reply:
     def event(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         usage = {"usage": None} if self.include_usage else {}
         return {**self.head, "object": "chat.completion.chunk", "choices": choices, **usage, **more}
+
+    def plain_event(self, index: int) -> EventTemplate:
+        """The events of an answer that bring nothing but a delta and its log-probabilities."""
+        return EventTemplate(self.event([part_of(index, EventTemplate.HOLE, EventTemplate.HOLE)]))
 
 
 def chat_routes(server: AppState) -> APIRouter:
@@ -109,16 +113,20 @@ async def _completion(server: AppState, reply: _Reply) -> dict[str, Any]:
     return fields
 
 
-async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, Any], None]:
+async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     started = time.monotonic()
     answers, count = reply.answers, len(reply.choices)
     # Answers of which nothing is sent yet, and those that are not finished.
     silent, running = set(range(count)), set(range(count))
     usages: list[UsageInfo | None] = [None] * count
     encoders = [PartEncoder(reply.choices.audio_format) for _ in range(count)]
+    plain = [reply.plain_event(index) for index in range(count)]
     with renamed_params(reply.param_names), listening(server.metrics) as play:
         async with aclosing(reply.choices.stream()) as parts:
             async for index, part in parts:
+                if index not in silent and (delta := answers.plain(part)) is not None:
+                    yield plain[index].event(*delta)
+                    continue
                 sound = await answers.sound(encoders[index], part)
                 if seconds := part.audio_seconds:
                     play(index, seconds)

@@ -10,6 +10,9 @@ from sglang_omni.generation.answer import GenerateChunk
 from sglang_omni.generation.audio import DEFAULT_SAMPLE_RATE
 from sglang_omni.generation.fields import TokenLogprob, ToolCall
 from sglang_omni.generation.results import CompletionResult, PartEncoder
+from sglang_omni.serve.front.streaming import to_json
+
+_TEXT = ("text",)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,13 @@ class Answers:
         choice = part_of(index, role | delta, self._logprobs(part.logprobs) if part.logprobs else None)
         return choice | ({"token_ids": part.token_ids} if self.return_token_ids else {})
 
+    def plain(self, part: GenerateChunk) -> tuple[str, str] | None:
+        """The delta and the log-probabilities, as JSON, of a part that adds text alone; None if not."""
+        if self.modalities != _TEXT or self.return_token_ids or not (part.text and part.is_plain):
+            return None
+        logprobs = to_json(self._logprobs(part.logprobs)) if part.logprobs else "null"
+        return f'{{"content":{to_json(part.text)}}}', logprobs
+
     def finish_reason(self, reason: str) -> str:
         return "function_call" if self.legacy and reason == "tool_calls" else reason
 
@@ -111,8 +121,8 @@ class Answers:
 
 def part_of(
     index: int,
-    delta: dict[str, Any],
-    logprobs: dict[str, Any] | None = None,
+    delta: dict[str, Any] | str,
+    logprobs: dict[str, Any] | str | None = None,
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
     """A choice of a streamed event."""

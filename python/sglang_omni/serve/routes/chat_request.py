@@ -87,6 +87,7 @@ def to_generate_request(server: AppState, body: ChatCompletionRequest) -> Genera
         metadata={"task": "chat"},
         timeout=server.timeout(body.timeout),
         timings=body.timings,
+        stream_interval=body.stream_interval,
         **tools,
     )
 

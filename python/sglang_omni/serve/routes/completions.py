@@ -18,7 +18,7 @@ from sglang_omni.generation.results import CompletionResult
 from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import owner_of, session_key
-from sglang_omni.serve.front.streaming import EventStream, until_disconnect
+from sglang_omni.serve.front.streaming import EventStream, EventTemplate, to_json, until_disconnect
 from sglang_omni.serve.models.completions import CompletionRequest
 from sglang_omni.serve.models.generate import NativeRequest
 from sglang_omni.serve.routes.choices import Choices, choices_of
@@ -119,7 +119,7 @@ def _choice(reply: _Reply, index: int, result: CompletionResult) -> dict[str, An
     }
 
 
-async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, Any], None]:
+async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, Any] | bytes, None]:
     body = reply.body
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
     head = reply.head | ({"usage": None} if include_usage else {})
@@ -127,6 +127,8 @@ async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, A
     usages: list[UsageInfo | None] = [None] * len(reply.choices)
     writers = [LegacyLogprobs() for _ in usages] if body.logprobs is not None else []
     echoing = dict.fromkeys(range(len(usages))) if body.echo else {}
+    hole = EventTemplate.HOLE
+    plain = [EventTemplate(head | {"choices": [_delta(index, hole, hole)]}) for index in range(len(usages))]
     with renamed_params(reply.param_names):
         async with aclosing(reply.choices.stream()) as chunks:
             async for index, chunk in chunks:
@@ -141,8 +143,11 @@ async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, A
                     usages[index] = chunk.usage
                 if chunk.text or chunk.logprobs or is_last:
                     logprobs = writers[index].write(chunk.logprobs) if writers else None
+                    if not is_last:
+                        yield plain[index].event(to_json(chunk.text), to_json(logprobs))
+                        continue
                     delta = _delta(index, chunk.text, logprobs, chunk.finish_reason)
-                    more = {"timings": chunk.timings} if body.timings and is_last else {}
+                    more = {"timings": chunk.timings} if body.timings else {}
                     yield head | {"choices": [delta]} | more
     usage = reply.choices.usage(usages)
     server.metrics.finished(usage)
@@ -151,7 +156,7 @@ async def _events(server: AppState, reply: _Reply) -> AsyncGenerator[dict[str, A
 
 
 def _delta(
-    index: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
+    index: int, text: str, logprobs: dict[str, Any] | str | None = None, finish_reason: str | None = None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
@@ -264,4 +269,5 @@ def _request(
         session_id=session_key(request, body),
         owner=owner_of(request),
         timings=body.timings,
+        stream_interval=body.stream_interval,
     )
