@@ -188,6 +188,8 @@ def _plan(args: argparse.Namespace) -> PipelinePlan:
 
 
 def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
+    import uvloop
+
     from sglang_omni.serve.launch.replica import ReplicaOptions, run_replica
 
     options = ReplicaOptions(
@@ -207,7 +209,8 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
         tracing=args.tracing,
         ice_servers=args.ice_servers,
     )
-    return asyncio.run(run_replica(plan, options))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_replica(plan, options))
 
 
 def _model_names(config: PipelineConfig, args: argparse.Namespace) -> list[str]:

@@ -57,6 +57,7 @@ NOT_IMPORTED = {
     "torchvision": "transformers', for images",
     "cuda-toolkit": "SGLang's compiler on a GPU",
     "pipecat-ai": "only Smart Turn's weights are read from its wheel",
+    "httptools": "uvicorn's, which parses requests with it",
     "nixl": "imported by a name that tells the CUDA version",
 }
 

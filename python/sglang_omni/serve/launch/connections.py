@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sglang_omni.serve.front.errors import error_body
@@ -195,7 +195,7 @@ class Connections:
         self.on_cut()
 
 
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of uvicorn's two, whichever is there
+class Connection(HttpToolsProtocol):
     """uvicorn's protocol, which tells ``Connections`` what it awaits from its client."""
 
     def __init__(self, connections: Connections, **settings: Any) -> None:
@@ -210,7 +210,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         self.served_app: ASGIApp = self.config.loaded_app
         self.app: ASGIApp = self.serve_request
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         self.tracked_by.begins(self)
 
@@ -235,7 +235,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         self.tracked_by.catches_up(self)
 
     def handle_websocket_upgrade(self, *head: Any) -> None:
-        self.ws_protocol_class = partial(Upgraded, self)
+        self.ws_protocol_class = partial(Upgraded, self)  # type: ignore[assignment]  # a class or a function
         super().handle_websocket_upgrade(*head)
 
     def send_400_response(self, msg: str) -> None:
@@ -282,7 +282,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         async def counted(message: Message) -> None:
             self.written += len(message.get("body", b""))
             await send(message)
-            if self.unread or self.transport.is_closing():
+            if not self.caught_up.is_set() or self.transport.is_closing():
                 # An answer that does not wait for its client must leave time for others, and for its end.
                 await asyncio.sleep(0)
 
