@@ -233,6 +233,10 @@ walk: build ## how many files a request, a payload and a chunk of sound go throu
 bench-host: build ## what the host adds to a step, beside SGLang's own server, on a tiny Llama; both engines; ten minutes
 	cd benches && ../$(BIN)/python host.py $(BENCH)
 
+.PHONY: bench-tokens
+bench-tokens: build ## CPU of the API process and of a stage's event loop for each streamed token; a minute
+	cd benches && ../$(BIN)/python tokens.py $(BENCH)
+
 .PHONY: bench-rust
 bench-rust: ## encode, decode, allocate and the ledger, without Python
 	mkdir -p benches/results
