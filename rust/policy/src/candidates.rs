@@ -48,21 +48,6 @@ impl<'a> Candidates<'a> {
         self.0.iter()
     }
 
-    /// One more than the largest slot: the length of a table with an entry for each candidate.
-    pub fn slots(self) -> usize {
-        let largest = self.iter().map(|worker| worker.slot).max();
-        largest.map_or(0, |slot| slot as usize + 1)
-    }
-
-    /// The index of the least cost, of one cost for each candidate; among equal ones, one at random.
-    pub fn cheapest(self, costs: &[f32]) -> usize {
-        let least = costs.iter().copied().fold(f32::INFINITY, f32::min);
-        let equals = costs.iter().filter(|&&cost| cost == least).count();
-        let chosen = fastrand::usize(..equals.max(1));
-        let mut cheapest = (0..self.len()).filter(|&index| costs[index] == least);
-        cheapest.nth(chosen).unwrap_or(0)
-    }
-
     /// The index of the candidate with the smallest rank; among equal ones, one at random.
     pub fn min_by_key<K: Ord>(self, rank: impl Fn(&Candidate) -> K) -> usize {
         let mut best = (rank(self.get(0)), 0);

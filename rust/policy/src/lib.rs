@@ -10,6 +10,7 @@ mod cache_aware;
 mod candidates;
 mod claim;
 mod consistent_hash;
+mod costs;
 pub mod key;
 mod kind;
 mod least_load;

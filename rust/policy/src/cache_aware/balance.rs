@@ -1,6 +1,7 @@
 //! Weighs load against cached text: how many bytes of a prompt it is worth computing again on another worker
 //! because this one is busier.
 
+use crate::costs::sum;
 use crate::{Candidate, Candidates};
 
 /// The weights of a decision's parts. The defaults were chosen with `benches/router_sim`.
@@ -41,6 +42,8 @@ pub struct Balance {
     /// of the next request, grows.
     recent: Vec<f32>,
     unit: f32,
+    /// The `recent` of each candidate of the current decision.
+    of_candidates: Vec<f32>,
     /// The mean bytes of a prompt over the last `span` answered ones; `answered` is how many there were, at most
     /// `span`.
     mean_answered: f32,
@@ -64,18 +67,22 @@ impl Balance {
         is_imbalanced: impl Fn(usize, usize) -> bool,
         penalties: &mut Vec<f32>,
     ) -> bool {
-        self.recent
-            .resize(self.recent.len().max(candidates.slots()), 0.0);
-        let (mut shortest, mut longest) = (usize::MAX, 0);
-        let (mut loads, mut recent) = (0, 0.0);
+        let (mut shortest, mut longest, mut loads) = (usize::MAX, 0, 0);
         penalties.clear();
         penalties.extend(candidates.iter().map(|worker| {
             let load = worker.load;
             (shortest, longest) = (shortest.min(load), longest.max(load));
             loads += load;
-            recent += self.recent[worker.slot as usize];
             load as f32
         }));
+        let recent = |worker: &Candidate| self.recent.get(worker.slot as usize).copied();
+        self.of_candidates.clear();
+        self.of_candidates.extend(
+            candidates
+                .iter()
+                .map(|worker| recent(worker).unwrap_or(0.0)),
+        );
+        let recent = sum(&self.of_candidates);
         let count = candidates.len() as f32;
         let load = loads as f32 / count;
         // Recent shares, whose mean is 1, weigh less while little is in flight.
@@ -88,10 +95,11 @@ impl Balance {
         let imbalanced = is_imbalanced(shortest, longest);
         let factor = if imbalanced { tuning.imbalance } else { 1.0 };
         let bytes = tuning.load * factor * self.mean_text();
-        for (penalty, worker) in penalties.iter_mut().zip(candidates.iter()) {
+        let per_other = 1.0 / (count - 1.0).max(1.0);
+        for (penalty, recent) in penalties.iter_mut().zip(&self.of_candidates) {
             // Compared with the others' mean: of two workers, neither exceeds the mean of both more than twofold.
-            let others = (loads as f32 - *penalty) / (count - 1.0).max(1.0) + tuning.recent;
-            let busy = *penalty + share * self.recent[worker.slot as usize];
+            let others = (loads as f32 - *penalty) * per_other + tuning.recent;
+            let busy = *penalty + share * recent;
             *penalty = bytes * busy / others.max(LITTLE);
         }
         imbalanced
@@ -137,7 +145,9 @@ impl Balance {
             self.unit = 1.0;
         }
         self.unit *= 1.0 + 1.0 / self.span;
-        self.recent[worker.slot as usize] += self.unit;
+        let slot = worker.slot as usize;
+        self.recent.resize(self.recent.len().max(slot + 1), 0.0);
+        self.recent[slot] += self.unit;
         if self.unit > LARGE {
             self.recent.iter_mut().for_each(|count| *count /= LARGE);
             self.unit /= LARGE;

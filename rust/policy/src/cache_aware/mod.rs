@@ -15,6 +15,7 @@ pub use balance::Tuning;
 use self::balance::Balance;
 use self::metrics::Counters;
 use self::suspects::Suspects;
+use crate::costs::{cheapest, sum};
 use crate::tree::{Path, PrefixTree, Stamp, TextLimits};
 use crate::{
     Candidate, Candidates, Decision, Metric, Policy, PolicySettings, Receipt, RequestKey, Usage,
@@ -64,10 +65,13 @@ struct State {
     suspects: Suspects,
     /// How many workers the fleet has, as far as is known.
     workers: usize,
-    /// Bytes of the current text that each worker knows, by slot; valid for candidates only.
-    known: Vec<usize>,
     path: Path,
+    /// Each candidate's cost in bytes, where one that knows nothing of the text has 0 if nothing else counts against it.
     costs: Vec<f32>,
+    /// Bytes of the text that each worker knows, by slot; one beyond the end knows nothing.
+    known: Vec<u32>,
+    /// Bytes of each candidate's tree.
+    sizes: Vec<f32>,
 }
 
 impl CacheAware {
@@ -118,48 +122,48 @@ impl CacheAware {
 }
 
 impl State {
-    /// Finds how many bytes each candidate knows of the text that `path` follows, and returns the most.
+    /// Finds how many bytes each candidate knows of the text that `path` follows, takes them off its cost, and returns the
+    /// most.
     fn find_known(&mut self, candidates: Candidates<'_>) -> usize {
-        let slots = self.tree.slots().max(candidates.slots());
-        self.known.resize(self.known.len().max(slots), 0);
-        for worker in candidates.iter() {
-            self.known[worker.slot as usize] = 0;
-        }
-        // A worker that owns a node owns those above it: one of the owners is new only if there are more of them.
+        self.known.clear();
+        self.known.resize(self.tree.slots(), 0);
+        // A worker that owns a node owns those above it: one of the owners is new only if there are more of them. A root
+        // has no text to know.
         let mut owners = 0;
-        for &(node, reached) in self.path.iter().rev() {
+        for &(node, reached) in self.path.iter().skip(1).rev() {
             let here = self.tree.owners(node);
             if here.len() > owners {
                 owners = here.len();
                 for worker in here {
                     let known = &mut self.known[worker as usize];
-                    if *known == 0 {
-                        *known = reached;
-                    }
+                    *known = (*known).max(reached as u32);
                 }
             }
         }
-        let known = candidates
-            .iter()
-            .map(|worker| self.known[worker.slot as usize]);
-        known.max().unwrap_or(0)
-    }
-
-    /// Adds to each candidate's cost the bytes that it would have to compute.
-    fn add_missing(&mut self, candidates: Candidates<'_>, text: usize) {
-        for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
-            *cost += (text - self.known[worker.slot as usize]) as f32;
+        if owners == 0 {
+            return 0;
         }
+        let mut most = 0;
+        for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
+            let known = self.known.get(worker.slot as usize).copied().unwrap_or(0);
+            *cost -= known as f32;
+            most = most.max(known);
+        }
+        most as usize
     }
 
     /// Adds to each candidate's cost the size of its tree, weighted for a cold prompt.
     fn add_tree_size(&mut self, candidates: Candidates<'_>, weight: f32) {
-        let bytes = |worker: &Candidate| self.tree.text(worker.slot) as f32;
-        let all: f32 = candidates.iter().map(bytes).sum();
-        let mean = (all / candidates.len() as f32).max(1.0);
+        self.sizes.clear();
+        self.sizes.extend(
+            candidates
+                .iter()
+                .map(|worker| self.tree.text(worker.slot) as f32),
+        );
+        let mean = (sum(&self.sizes) / candidates.len() as f32).max(1.0);
         let per_byte = weight * self.balance.mean_text() / mean;
-        for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
-            *cost += per_byte * bytes(worker);
+        for (cost, size) in self.costs.iter_mut().zip(&self.sizes) {
+            *cost += per_byte * size;
         }
     }
 }
@@ -183,14 +187,13 @@ impl Policy for CacheAware {
         state.tree.follow(model, text, &mut state.path);
         let most = state.find_known(candidates);
         let is_warm = self.is_enough(most, text.len());
-        state.add_missing(candidates, text.len());
         if !is_warm {
             state.add_tree_size(candidates, self.tuning.tree);
         }
-        let index = candidates.cheapest(&state.costs);
+        let index = cheapest(&state.costs);
         let worker = candidates.get(index);
 
-        let known = state.known[worker.slot as usize];
+        let known = state.known.get(worker.slot as usize).copied().unwrap_or(0) as usize;
         self.counters
             .picked(text.len(), known, is_imbalanced, is_warm && known < most);
         state.balance.count(&self.tuning, candidates, worker);
