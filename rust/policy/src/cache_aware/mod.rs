@@ -16,7 +16,7 @@ use self::balance::Balance;
 use self::metrics::Counters;
 use self::suspects::Suspects;
 use crate::costs::{cheapest, sum};
-use crate::tree::{Path, PrefixTree, Stamp, TextLimits};
+use crate::tree::{Copied, Path, PrefixTree, Stamp, TextLimits};
 use crate::{
     Candidate, Candidates, Decision, Metric, Policy, PolicySettings, Receipt, RequestKey, Usage,
 };
@@ -26,6 +26,9 @@ const PENDING_PART: usize = 4;
 
 /// Memory that the trees of all workers share, prompts on their way aside. One worker may always have `max_tree_size`.
 const ALL_TREES: usize = 1 << 30;
+
+/// So many bytes are not copied under the lock.
+const LARGE: usize = 32 << 10;
 
 /// How many nodes are forgotten in one hold of the lock: a fraction of a millisecond.
 const NODES_A_HOLD: usize = 128;
@@ -102,6 +105,24 @@ impl CacheAware {
         })
     }
 
+    /// The state, whose `path` follows the text. A large part that no worker knows is copied while others may decide: a
+    /// megabyte takes a good part of a millisecond.
+    fn follow(&self, model: &[u8], text: &[u8]) -> (MutexGuard<'_, State>, Option<Copied>) {
+        let mut copied = None;
+        loop {
+            let mut guard = self.state();
+            let state = &mut *guard;
+            state.tree.follow(model, text, &mut state.path);
+            let from = state.path.last().map_or(0, |&(_, reached)| reached);
+            if copied.is_some() || text.len() - from < LARGE {
+                return (guard, copied);
+            }
+            drop(guard);
+            let text = text[from..].into();
+            copied = Some(Copied { from, text });
+        }
+    }
+
     /// The limits of each of so many workers.
     fn limits(&self, workers: usize) -> TextLimits {
         let kept = self.max_tree_size.min(self.max_all_trees / workers.max(1));
@@ -174,7 +195,7 @@ impl Policy for CacheAware {
         if text.is_empty() {
             return candidates.least_loaded().into();
         }
-        let mut state = self.state();
+        let (mut state, copied) = self.follow(model, text);
         let state = &mut *state;
         state.balance.waits(text.len());
         state.workers = state.workers.max(candidates.len());
@@ -184,7 +205,6 @@ impl Policy for CacheAware {
             |shortest, longest| self.is_imbalanced(shortest, longest),
             &mut state.costs,
         );
-        state.tree.follow(model, text, &mut state.path);
         let most = state.find_known(candidates);
         let is_warm = self.is_enough(most, text.len());
         if !is_warm {
@@ -201,7 +221,7 @@ impl Policy for CacheAware {
         let limits = self.limits(state.workers);
         let claim = state
             .tree
-            .claim(model, text, &state.path, worker.slot, limits);
+            .claim(model, text, copied, &state.path, worker.slot, limits);
         let receipt = Receipt {
             claim: Some(claim),
             slot: worker.slot,

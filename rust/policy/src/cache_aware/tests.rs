@@ -20,6 +20,18 @@ fn a_conversation_stays_where_it_began() {
 }
 
 #[test]
+fn prompts_of_any_size_are_known_to_their_end() {
+    for rest in [LARGE - 1, LARGE, 10 * LARGE] {
+        let (policy, fleet) = (policy(|_| ()), fleet(4));
+        let text = "a beginning".to_owned() + &"x".repeat(rest);
+        let first = picks(&policy, &fleet, ["a beginning of another", &text])[1];
+        let before = bytes(&policy, first as u32);
+        assert_eq!(picks(&policy, &fleet, [text.as_str()]), [first]);
+        assert_eq!(bytes(&policy, first as u32), before);
+    }
+}
+
+#[test]
 fn cold_prompts_fill_the_fleet_evenly() {
     let (policy, fleet) = (policy(|_| ()), fleet(4));
     let texts: Vec<String> = (0..40)

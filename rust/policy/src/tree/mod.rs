@@ -80,6 +80,12 @@ pub struct PrefixTree {
 /// The nodes that a text matches, the model's root first, each with the bytes matched up to its end.
 pub type Path = Vec<(u32, usize)>;
 
+/// The rest of a text, copied before it is claimed.
+pub struct Copied {
+    pub from: usize,
+    pub text: Box<[u8]>,
+}
+
 /// Limits of what is remembered for each worker, in bytes of memory.
 #[derive(Clone, Copy, Debug)]
 pub struct TextLimits {
@@ -163,12 +169,13 @@ impl PrefixTree {
     }
 
     /// Claims that `worker` is about to see `text`, until the claim is kept or withdrawn. `path` is what
-    /// `follow` has just left for the same text. Claims for more than the limit, and than kept text leaves free of its
+    /// `follow` has just left for the same text; what it does not reach is taken from `copied`, if that begins there. Claims for more than the limit, and than kept text leaves free of its
     /// own, are withdrawn, the largest first.
     pub fn claim(
         &mut self,
         model: &[u8],
         text: &[u8],
+        copied: Option<Copied>,
         path: &Path,
         worker: u32,
         limits: TextLimits,
@@ -180,7 +187,11 @@ impl PrefixTree {
         let (upper, is_split) = self.reach(model, path);
         let known = path.last().map_or(0, |&(_, reached)| reached);
         let end = match known < text.len() {
-            true => self.add_leaf(upper, &text[known..]),
+            true => {
+                let copied = copied.filter(|copied| copied.from == known);
+                let rest = copied.map_or_else(|| text[known..].into(), |copied| copied.text);
+                self.add_leaf(upper, rest)
+            }
             false => upper,
         };
         self.hold(end, worker);
@@ -328,14 +339,14 @@ impl PrefixTree {
         push(&mut self.nodes, node)
     }
 
-    fn add_leaf(&mut self, parent: u32, text: &[u8]) -> u32 {
+    fn add_leaf(&mut self, parent: u32, text: Box<[u8]>) -> u32 {
+        let key = first_char(&text);
         let leaf = self.add_node(Node {
             parent,
-            text: text.into(),
+            text,
             ..Node::default()
         });
         let children = &mut self.nodes[parent as usize].children;
-        let key = first_char(text);
         let place = children.partition_point(|&(other, _)| other < key);
         if children.is_empty() {
             children.reserve_exact(1);

@@ -16,7 +16,7 @@ fn room_for(text: usize) -> TextLimits {
 fn claim(tree: &mut PrefixTree, text: &[u8], worker: u32, limits: TextLimits) -> ClaimId {
     let mut path = Path::new();
     tree.follow(b"m", text, &mut path);
-    tree.claim(b"m", text, &path, worker, limits)
+    tree.claim(b"m", text, None, &path, worker, limits)
 }
 
 fn insert(tree: &mut PrefixTree, text: &[u8], worker: u32, limits: TextLimits) {
@@ -373,8 +373,33 @@ fn models_have_trees_of_their_own() {
     let mut path = Path::new();
     tree.follow(b"other", b"the same", &mut path);
     assert!(path.is_empty());
-    let claim = tree.claim(b"other", b"the same", &path, 1, ALL);
+    let claim = tree.claim(b"other", b"the same", None, &path, 1, ALL);
     assert!(tree.keep(claim, ALL));
     check(&tree);
     assert_eq!(matched(&tree, "the same"), (8, vec![0]));
+}
+
+#[test]
+fn a_rest_that_was_copied_in_advance_is_used_if_it_is_still_the_rest() {
+    for from in [0, 4, 6] {
+        let mut tree = PrefixTree::default();
+        insert(&mut tree, b"the fox", 0, ALL);
+        let text = b"the dog barks";
+        let mut path = Path::new();
+        tree.follow(b"m", text, &mut path);
+        // In capitals, to be told apart.
+        let copied = Copied {
+            from,
+            text: text[from..].to_ascii_uppercase().into(),
+        };
+        let claim = tree.claim(b"m", text, Some(copied), &path, 1, ALL);
+        assert!(tree.keep(claim, ALL));
+        check(&tree);
+        let known = if from == 4 {
+            "the DOG BARKS"
+        } else {
+            "the dog barks"
+        };
+        assert_eq!(matched(&tree, known), (13, vec![1]), "{from}");
+    }
 }
