@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use hyper::StatusCode;
 
 use crate::base::clock::Tick;
+use crate::fleet::changes;
 
 /// A worker's state, as `/workers` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +70,7 @@ const LOOP: u8 = Demotion::Loop as u8;
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct HealthFlags {
-    bits: AtomicU8,
+    bits: Bits,
     /// Failures since the last good answer.
     streak: AtomicU32,
     /// The tick of the last byte that came from the worker.
@@ -79,9 +80,37 @@ pub struct HealthFlags {
     trial_at: AtomicU32,
 }
 
+/// The demotions, and beside them what decides whether they count.
+#[derive(Debug, Default)]
+struct Bits(AtomicU8);
+
+impl Bits {
+    fn get(&self) -> u8 {
+        self.0.load(Relaxed)
+    }
+
+    /// Returns the bits before.
+    fn set(&self, bits: u8) -> u8 {
+        let before = self.0.fetch_or(bits, Relaxed);
+        if before & bits != bits {
+            changes::count();
+        }
+        before
+    }
+
+    /// Returns the bits before.
+    fn clear(&self, bits: u8) -> u8 {
+        let before = self.0.fetch_and(!bits, Relaxed);
+        if before & bits != 0 {
+            changes::count();
+        }
+        before
+    }
+}
+
 impl HealthFlags {
     pub fn health(&self) -> Health {
-        let bits = self.bits.load(Relaxed);
+        let bits = self.bits.get();
         match bits {
             _ if bits & LOOP != 0 => Health::Loop,
             _ if bits & DOWN != 0 => Health::Down,
@@ -99,7 +128,7 @@ impl HealthFlags {
 
     /// 0 if nothing is known against the worker; the higher, the worse.
     pub fn tier(&self) -> u32 {
-        let bits = self.bits.load(Relaxed);
+        let bits = self.bits.get();
         let counts = match bits & TRIAL {
             0 => BUSY | FAILING | HUNG | DOWN | LOOP,
             _ => BUSY | DOWN | LOOP,
@@ -108,18 +137,18 @@ impl HealthFlags {
     }
 
     pub fn is(&self, demotion: Demotion) -> bool {
-        self.bits.load(Relaxed) & demotion as u8 != 0
+        self.bits.get() & demotion as u8 != 0
     }
 
     /// Returns whether the worker was not demoted in this way yet.
     pub fn demote(&self, demotion: Demotion) -> bool {
-        self.bits.fetch_or(demotion as u8, Relaxed) & demotion as u8 == 0
+        self.bits.set(demotion as u8) & demotion as u8 == 0
     }
 
     /// Takes one demotion back; returns whether it was there.
     pub fn restore(&self, demotion: Demotion) -> bool {
         let bit = demotion as u8;
-        self.bits.load(Relaxed) & bit != 0 && self.bits.fetch_and(!bit, Relaxed) & bit != 0
+        self.bits.get() & bit != 0 && self.bits.clear(bit) & bit != 0
     }
 
     /// Notes that a worker that was down is up; returns whether it was down. What its dead process did does not count
@@ -128,19 +157,19 @@ impl HealthFlags {
         let was_down = self.restore(Demotion::Down);
         if was_down {
             self.streak.store(0, Relaxed);
-            self.bits.fetch_and(!(FAILING | HUNG | TRIAL), Relaxed);
+            self.bits.clear(FAILING | HUNG | TRIAL);
         }
         was_down
     }
 
     /// Whether the worker is down and has been since it joined.
     pub fn never_came_up(&self) -> bool {
-        self.bits.load(Relaxed) & (PROBED | DOWN) == DOWN
+        self.bits.get() & (PROBED | DOWN) == DOWN
     }
 
     /// Returns whether it was the first probe's answer.
     pub fn set_probed(&self) -> bool {
-        self.bits.fetch_or(PROBED, Relaxed) & PROBED == 0
+        self.bits.set(PROBED) & PROBED == 0
     }
 
     /// The worker asked for time until `until`. Returns whether it had not asked yet.
@@ -159,20 +188,20 @@ impl HealthFlags {
     /// Puts off the next trial of a failing or hung worker until `at`.
     pub fn hold_trial(&self, at: Tick) {
         self.trial_at.store(at, Relaxed);
-        self.bits.fetch_and(!TRIAL, Relaxed);
+        self.bits.clear(TRIAL);
     }
 
     /// Lets one request through to a failing or hung worker, if its trial is due.
     pub fn offer_trial(&self, now: Tick) {
-        let bits = self.bits.load(Relaxed);
+        let bits = self.bits.get();
         if bits & (FAILING | HUNG) != 0 && bits & TRIAL == 0 && now >= self.trial_at.load(Relaxed) {
-            self.bits.fetch_or(TRIAL, Relaxed);
+            self.bits.set(TRIAL);
         }
     }
 
     /// Notes that a request is on its way to the worker; if the worker was offered a trial, this is it.
     pub fn chosen(&self, next_trial: impl FnOnce() -> Tick) {
-        if self.bits.load(Relaxed) & TRIAL != 0 {
+        if self.bits.get() & TRIAL != 0 {
             self.hold_trial(next_trial());
         }
     }
@@ -204,8 +233,7 @@ impl HealthFlags {
                 HUNG | FAILING | TRIAL
             }
         };
-        self.bits.load(Relaxed) & ended != 0
-            && self.bits.fetch_and(!ended, Relaxed) & ended & !TRIAL != 0
+        self.bits.get() & ended != 0 && self.bits.clear(ended) & ended & !TRIAL != 0
     }
 
     /// Notes that an attempt at the worker failed.

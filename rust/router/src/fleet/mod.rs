@@ -1,7 +1,7 @@
 //! The workers, their health, and how they are found.
 //!
 //! - A [`worker`] has its own slot in tables ([`slots`]) and serves [`models`]; [`discovery`] finds more workers.
-//! - A worker's [`health_flags`] say which tier it is in. Health checks ([`health`], with the [`resolver`] of its
+//! - A worker's [`health_flags`] say which tier it is in; [`changes`] counts what changes that. Health checks ([`health`], with the [`resolver`] of its
 //!   name), failures ([`breaker`]) and a silence that means that it is [`hung`] set them.
 //! - [`pending_heads`] are requests that wait for their answer to begin; the [`wait_history`] says how long similar
 //!   ones have waited.
@@ -10,6 +10,7 @@
 //! - [`fan_out`] asks all workers at once.
 
 pub mod breaker;
+pub mod changes;
 pub mod discovery;
 pub mod fan_out;
 pub mod health;

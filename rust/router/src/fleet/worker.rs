@@ -1,6 +1,6 @@
 //! A worker, which is a server behind the router, and the fleet of all workers.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use crate::base::histogram::Histogram;
 use crate::base::protocol_key;
+use crate::fleet::changes;
 use crate::fleet::health_flags::{Demotion, Health, HealthFlags};
 use crate::fleet::slots::Slot;
 use crate::fleet::wait_history::WaitHistory;
@@ -44,7 +45,6 @@ pub struct Worker {
     pub routers: ArcSwap<Vec<String>>,
     /// Names of the servers at it or behind it, which begin the ids of the responses that they keep.
     pub servers: ArcSwap<Vec<String>>,
-    load: AtomicUsize,
     pub requests: AtomicU64,
     pub failures: AtomicU64,
     /// Time to the first bytes of its answers.
@@ -81,7 +81,6 @@ impl Worker {
             models: ArcSwapOption::empty(),
             routers: ArcSwap::default(),
             servers: ArcSwap::default(),
-            load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             ttfb: Histogram::default(),
@@ -121,6 +120,7 @@ impl Worker {
 
     pub fn set_draining(&self, draining: bool) {
         self.draining.store(draining, Relaxed);
+        changes::count();
     }
 
     /// Sorted names of the models it serves, if they are known.
@@ -170,9 +170,14 @@ impl Worker {
         }
     }
 
+    /// Where its requests in flight are counted.
+    pub fn load_counter(&self) -> &'static AtomicU32 {
+        self.slot.load()
+    }
+
     /// Requests in flight.
     pub fn load(&self) -> usize {
-        self.load.load(Relaxed)
+        self.slot.load().load(Relaxed) as usize
     }
 }
 
@@ -181,7 +186,7 @@ pub struct LoadGuard(Arc<Worker>);
 
 impl LoadGuard {
     pub fn new(worker: Arc<Worker>) -> Self {
-        worker.load.fetch_add(1, Relaxed);
+        worker.slot.load().fetch_add(1, Relaxed);
         LoadGuard(worker)
     }
 
@@ -192,7 +197,7 @@ impl LoadGuard {
 
 impl Drop for LoadGuard {
     fn drop(&mut self) {
-        self.0.load.fetch_sub(1, Relaxed);
+        self.0.slot.load().fetch_sub(1, Relaxed);
     }
 }
 
@@ -247,6 +252,7 @@ impl Fleet {
         let mut workers = Vec::clone(&self.read());
         workers.push(worker.clone());
         self.workers.store(Arc::new(workers));
+        changes::count();
         self.added.notify_one();
         drop(changing);
         (self.on_added)(&worker);
@@ -264,6 +270,7 @@ impl Fleet {
             .collect();
         let was_there = rest.len() < workers.len();
         self.workers.store(Arc::new(rest));
+        changes::count();
         drop(changing);
         if was_there {
             worker.set_draining(true);

@@ -8,7 +8,7 @@ use hyper::http::request::Parts;
 use sglang_omni_policy::key::scan::{Scan, scan};
 use sglang_omni_policy::{Claim, RequestKey};
 
-use crate::fleet::health_flags::{Demotion, HealthFlags};
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::models::{self, Serving};
 use crate::fleet::servers;
 use crate::fleet::worker::Worker;
@@ -47,11 +47,7 @@ pub fn choose<'a>(
     let proxy = &lane.proxy;
     let fleet = proxy.fleet.read();
     let mut scratch = lane.scratch.borrow_mut();
-    let Scratch {
-        key,
-        eligible,
-        candidates,
-    } = &mut *scratch;
+    let Scratch { key, eligible } = &mut *scratch;
     key.clear();
     let by_model = proxy.models.differ();
     let mut request = RequestKey::default();
@@ -82,41 +78,12 @@ pub fn choose<'a>(
     needs.keeper = needs
         .keeper
         .or_else(|| servers::keeper(&fleet, path, found.previous));
-    if !find_eligible(&fleet, tried, needs.serving(&fleet), eligible) {
+    let candidates = eligible.find(&fleet, tried, needs.serving(&fleet));
+    if candidates.is_empty() {
         return None;
     }
-    candidates.clear();
-    candidates.extend(eligible.iter().map(|&position| fleet[position].candidate()));
     let (index, claim) = proxy.policy.choose(candidates, &request);
-    Some((fleet[eligible[index]].clone(), claim))
-}
-
-/// Finds the positions of the workers in the best tier that has any; false if there are none.
-fn find_eligible(
-    fleet: &[Arc<Worker>],
-    tried: &[u32],
-    serving: Serving<'_>,
-    eligible: &mut Vec<usize>,
-) -> bool {
-    let mut best = HealthFlags::LAST_TIER;
-    let is_kept = matches!(serving, Serving::Keeper(_));
-    eligible.clear();
-    for (position, worker) in fleet.iter().enumerate() {
-        let tier = worker.flags.tier();
-        if tier > best
-            || (worker.is_draining() && !is_kept)
-            || tried.contains(&worker.id)
-            || !serving.includes(worker)
-        {
-            continue;
-        }
-        if tier < best {
-            best = tier;
-            eligible.clear();
-        }
-        eligible.push(position);
-    }
-    !eligible.is_empty()
+    Some((fleet[eligible.position(index)].clone(), claim))
 }
 
 /// The last worker that was tried and why it failed; empty if none was tried.

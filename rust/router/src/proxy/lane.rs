@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use sglang_omni_policy::{Candidate, Policy};
+use sglang_omni_policy::Policy;
 use tracing_appender::non_blocking::ErrorCounter;
 
 use crate::base::clock::{self, LaneClock, Tick};
@@ -18,6 +18,7 @@ use crate::fleet::hung::Patience;
 use crate::fleet::models::Models;
 use crate::fleet::pending_heads::PendingHeads;
 use crate::fleet::worker::Fleet;
+use crate::proxy::eligible::Eligible;
 use crate::proxy::in_flight::InFlight;
 use crate::proxy::retry_budget::RetryBudget;
 use crate::upstream::pool::Pool;
@@ -86,9 +87,8 @@ pub struct Lane {
 #[derive(Default)]
 pub struct Scratch {
     pub key: Vec<u8>,
-    /// The workers that may take a request: their positions in the fleet, and what the policy is told of each.
-    pub eligible: Vec<usize>,
-    pub candidates: Vec<Candidate>,
+    /// The workers that may take a request.
+    pub eligible: Eligible,
 }
 
 impl Lane {

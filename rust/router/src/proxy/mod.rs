@@ -2,8 +2,8 @@
 //!
 //! - [`http`] reads what it needs of a request's body ([`upload`], in [`pieces`]); [`upgrade`] is for requests that
 //!   change protocols. [`in_flight`] limits how many requests are at workers at once.
-//! - Both go through the [`attempt_loop`]. [`choice`] finds a worker; [`attempts`] decides what follows from an
-//!   attempt's outcome, within the [`retry_budget`].
+//! - Both go through the [`attempt_loop`]. [`choice`] finds a worker among those that are [`eligible`]; [`attempts`]
+//!   decides what follows from an attempt's outcome, within the [`retry_budget`].
 //! - A [`body`] brings the answer back: a [`payload`] of a worker, whose end may say the [`usage`], or a [`reply`] of the
 //!   router's own.
 //! - The [`record`] collects what metrics and the access log say of a request.
@@ -13,6 +13,7 @@ pub mod attempt_loop;
 pub mod attempts;
 pub mod body;
 pub mod choice;
+mod eligible;
 pub mod http;
 pub mod in_flight;
 pub mod lane;
