@@ -89,16 +89,31 @@ def code2wav() -> Code2Wav:
 
 class _OneKernel(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.nn.functional.scaled_dot_product_attention:
+        if func is torch.nn.functional.scaled_dot_product_attention and _has_kernel(*args, **(kwargs or {})):
             return torch.empty_like(args[0])
         if func is Tensor.numpy:
             return np.zeros(tuple(args[0].shape), np.float32)
         return func(*args, **(kwargs or {}))
 
 
+def _has_kernel(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    enable_gqa: bool = False,
+    **_: Any,
+) -> bool:
+    """True if torch has a kernel on GPUs that keeps no scores, by ``sdp_utils.cpp`` without cuDNN: flash
+    attention takes no mask and half precision alone, the other one as many heads of keys as of queries."""
+    is_flash = attn_mask is None and queries.dtype in (torch.bfloat16, torch.float16)
+    return is_flash or not enable_gqa
+
+
 @contextmanager
 def flash_attention() -> Iterator[None]:
-    """Attention is one kernel, as on a GPU; a fake one would get torch's way for CPUs, which is nine.
+    """Attention is one kernel where it is on a GPU; a fake one would get torch's way for CPUs, which is nine.
 
     Arrays of fake tensors on the host are zeros, as fake tensors have none.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_cuda import DEVICE, Step, fake_gpu, needs_paged_attention
+from fake_cuda import DEVICE, Step, fake_gpu
 from fish_s2_oracle import CONFIG
 from graph_recorders import CountingRecorder
 from torch import Tensor
@@ -20,6 +20,7 @@ from sglang_omni.engines.build import build_omni_engine
 from sglang_omni.engines.engine import OmniEngine
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.request import EngineRequest
+from sglang_omni.model_runner.attention import has_paged_attention
 from sglang_omni.model_runner.draws import Drawn
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.runner import ModelRunner
@@ -131,10 +132,9 @@ def test_drawing_asks_nothing_of_the_host(engine: OmniEngine, monkeypatch: pytes
     assert frame.uploads == 2
 
 
-@needs_paged_attention
 @pytest.mark.parametrize("recorder", [CountingRecorder()])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_frame_is_two_replays(
+def test_a_frame_is_replayed(
     engine: OmniEngine, recorder: CountingRecorder, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     monkeypatch.setattr(Sampler, "choose", greedily)
@@ -142,7 +142,10 @@ def test_a_frame_is_two_replays(
     step(engine)
     before = len(recorder.replayed)
     frame = step(engine)
-    # The slow decoder's step, and all other codes of the frame.
-    assert len(recorder.replayed) - before == 2
     assert (frame.host_reads, frame.uploads) == (1, 2)
-    assert frame.num_launches <= 20
+    # The slow decoder's step, if torch attends over pages; and all other codes of the frame.
+    if has_paged_attention():
+        assert len(recorder.replayed) - before == 2
+        assert frame.num_launches <= 20
+    else:
+        assert len(recorder.replayed) - before == 1

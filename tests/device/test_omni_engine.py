@@ -10,11 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from fake_cuda import Step, needs_paged_attention
 from graph_recorders import CountingRecorder
 from omni_steps import AMPERE, DENSE, EXPERTS, add, engine_on, step
+from published import flash_attention
 
+from sglang_omni.engines.build import PAGE_SIZE
 from sglang_omni.engines.options import Dtype
+from sglang_omni.model_runner import attention
 from sglang_omni.model_runner.config import DecoderConfig
 
 
@@ -86,6 +90,7 @@ def test_a_replayed_token(monkeypatch: pytest.MonkeyPatch, config: DecoderConfig
     assert counted.launches - again.launches == {"_to_copy": 1, "index_copy_": 1}
 
 
+@needs_paged_attention
 def test_as_many_sequences_as_run_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = CountingRecorder()
     with engine_on(monkeypatch, DENSE, recorder=recorder, max_running_requests=256) as engine:
@@ -93,3 +98,26 @@ def test_as_many_sequences_as_run_are_replayed(monkeypatch: pytest.MonkeyPatch) 
         step(engine)
         assert step(engine).host_reads == 1
     assert len(recorder.replayed) == 1
+
+
+@pytest.mark.parametrize("config", [DENSE, EXPERTS], ids=["dense", "experts"])
+def test_without_attention_over_pages_keys_are_gathered(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, config: DecoderConfig
+) -> None:
+    """As with torch before 2.12: nothing is captured, one line says why, and a step waits once as always."""
+    monkeypatch.setattr(attention, "has_paged_attention", lambda: False)
+    recorder = CountingRecorder()
+    with engine_on(monkeypatch, config, recorder=recorder) as engine, flash_attention():
+        add(engine, 9, 300)
+        prompts = step(engine)
+        add(engine, 200)
+        beside = step(engine)
+        decode = step(engine)
+    assert engine.scheduler.resources.page_size == PAGE_SIZE
+    assert recorder.replayed == []
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "Attention gathers keys and values for each layer, and no CUDA graph replays a step: "
+        f"torch {torch.__version__} has no attention over a paged cache, as from 2.12 on"
+    ]
+    for counted in (prompts, beside, decode):
+        assert (counted.host_reads, counted.uploads) == (1, 1)

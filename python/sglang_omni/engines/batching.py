@@ -15,9 +15,14 @@ from sglang_omni.model_runner.batch import DecodeGroup, ForwardBatch, KVSource, 
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.host_copies import to_device
+from sglang_omni.model_runner.masks import causal_mask, padding_mask
 from sglang_omni.model_runner.sampling import SamplingRow
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.model_runner.token_scores import PromptRows
+
+# Keys and values of a layer that are gathered for one call of attention. Sequences that share a prefix would
+# gather it once each, and more than the KV cache holds.
+_GATHERED_BYTES = 256 << 20
 
 
 class StepBatch(NamedTuple):
@@ -57,6 +62,8 @@ class BatchBuilder:
         self._dtype = dtype
         self._device = torch.device(device)
         self._decode = decode
+        token_bytes = 2 * config.num_key_value_heads * config.head_dim * dtype.itemsize
+        self._gathered_tokens = _GATHERED_BYTES // token_bytes
 
     def build(self, chunks: list[Chunk]) -> StepBatch:
         decode = sorted((c for c in chunks if c.num_tokens == 1), key=lambda c: c.request.num_computed)
@@ -112,24 +119,31 @@ class BatchBuilder:
         """For attention that gathers keys and values."""
         numbers = _Numbers()
         place = rows.place(numbers)
-        groups = [self._group(decode, first, last, numbers) for first, last in _alike(decode)]
+        groups = [
+            self._group(decode, first, last, numbers) for first, last in _alike(decode, self._gathered_tokens)
+        ]
         sources = [self._source([c.request], c.request.num_computed + c.num_tokens, numbers) for c in prefill]
         ints = numbers.upload(torch.int64, self._device)
         spans: list[PrefillSpan] = []
         first_row = len(decode)
         for (request, count, _), source in zip(prefill, sources, strict=True):
             start = request.num_computed
-            mask = self._causal(start, count) if start else None
-            window_mask = self._causal(start, count, self._window) if self._slides(start + count) else mask
-            spans.append(PrefillSpan(first_row, count, source.of(ints), mask, window_mask))
+            mask = window_mask = None
+            # A GPU's masks are made in pieces, where they are used.
+            if self._device.type == "cpu":
+                mask = window_mask = self._causal(start, count) if start else None
+                if self._slides(start + count):
+                    window_mask = self._causal(start, count, self._window)
+            spans.append(PrefillSpan(first_row, count, source.of(ints), mask, window_mask, self._window))
             first_row += count
         return place.batch(rows, ints, decode=[self._masked(group, ints) for group in groups], prefill=spans)
 
     def _masked(self, group: _Group, ints: Tensor) -> DecodeGroup:
         source, lengths = group.source, group.lengths.of(ints)
-        mask = self._padding(source.length, lengths) if group.uneven else None
-        slides = self._slides(source.length)
-        window_mask = self._padding(source.length, lengths, self._window) if slides else mask
+        mask = padding_mask(lengths, source.length, None, self._dtype) if group.uneven else None
+        window_mask = mask
+        if self._slides(source.length):
+            window_mask = padding_mask(lengths, source.length, self._window, self._dtype)
         return DecodeGroup(group.first_row, group.num_rows, source.of(ints), mask, window_mask)
 
     def _slides(self, length: int) -> bool:
@@ -203,24 +217,8 @@ class BatchBuilder:
             start = rows[0][0] * self._page_size
         return _Source(numbers.add_rows([_padded(row, count) for row in rows]), length, start)
 
-    def _padding(self, length: int, lengths: Tensor, window: int | None = None) -> Tensor:
-        """(B, 1, 1, length), which hides what is behind each sequence, and before its last ``window``."""
-        return self._mask(self._hidden(length, lengths - 1, window))[:, None, None, :]
-
     def _causal(self, start: int, count: int, window: int | None = None) -> Tensor:
-        """(count, start + count), of the last ``count`` tokens of a sequence."""
-        rows = torch.arange(start, start + count, device=self._device)
-        return self._mask(self._hidden(start + count, rows, window))
-
-    def _hidden(self, length: int, rows: Tensor, window: int | None) -> Tensor:
-        """(n, length), true for what the tokens at ``rows`` (n,) of their sequences do not attend."""
-        columns, last = torch.arange(length, device=self._device), rows.unsqueeze(1)
-        hidden = columns > last
-        return hidden if window is None else hidden | (columns <= last - window)
-
-    def _mask(self, hidden: Tensor) -> Tensor:
-        zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return zeros.masked_fill_(hidden, float("-inf"))
+        return causal_mask(start, count, window, self._dtype, self._device)
 
 
 class _Part(NamedTuple):
@@ -337,17 +335,21 @@ def _padded(pages: list[int], count: int) -> list[int]:
     return pages + [pages[-1]] * (count - len(pages))
 
 
-def _alike(decode: list[Chunk]) -> list[tuple[int, int]]:
+def _alike(decode: list[Chunk], most_tokens: int) -> list[tuple[int, int]]:
     """Runs (first, last) of chunks, ordered by length, whose attention is one call.
 
-    Rows are padded to the longest of their run: none reads more than about twice its own length.
+    Rows are padded to the longest of their run: none reads more than about twice its own length. A run of
+    several rows gathers up to ``most_tokens``.
     """
     runs: list[tuple[int, int]] = []
     first = 0
     while first < len(decode):
         limit = max(2 * decode[first].request.num_computed, 256)
-        last = first
-        while last < len(decode) and decode[last].request.num_computed <= limit:
+        last = first + 1
+        while last < len(decode):
+            length = decode[last].request.num_computed
+            if length > limit or (last + 1 - first) * (length + 1) > most_tokens:
+                break
             last += 1
         runs.append((first, last))
         first = last

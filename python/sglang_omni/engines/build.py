@@ -101,7 +101,10 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     if gathers:
         page_size = options.page_size or PAGE_SIZE
         if device.type == "cuda":
-            logger.warning("Attention gathers keys and values for each layer: %s", gathers)
+            logger.warning(
+                "Attention gathers keys and values for each layer, and no CUDA graph replays a step: %s",
+                gathers,
+            )
     num_pages = options.max_total_tokens // page_size
     if num_pages == 0:
         raise ValueError(

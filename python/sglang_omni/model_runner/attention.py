@@ -11,9 +11,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from sglang_omni.model_runner.batch import ForwardBatch, PagedBatch
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.kv_cache import PagedKVCache
+from sglang_omni.model_runner.masks import causal_mask
 
 # torch's kernel reads pages of a multiple of this many tokens (``mha_varlen_fwd`` in its flash_api.cpp).
 PAGE_SIZE = 256
+# The most numbers of a mask on a GPU.
+MASK_SIZE = 1 << 25
 
 
 def avoid_cudnn() -> None:
@@ -38,7 +41,7 @@ def why_not_paged(config: DecoderConfig, dtype: torch.dtype, device: torch.devic
     if dtype not in (torch.bfloat16, torch.float16):
         return f"torch's kernel for paged caches computes bfloat16 and float16, not {dtype}"
     if not has_paged_attention():
-        return f"torch {torch.__version__} has no attention over a paged cache"
+        return f"torch {torch.__version__} has no attention over a paged cache, as from 2.12 on"
     if config.head_dim % 8 or config.head_dim > 256:
         return f"heads of {config.head_dim} channels are no multiple of 8, or more than 256"
     if page_size % PAGE_SIZE:
@@ -84,13 +87,58 @@ def attend(
         parts.append(out.reshape(group.num_rows, heads * dim))
     for span in batch.prefill:
         keys, values = cache.read(layer, span.kv)
-        rows = queries[span.first_row : span.first_row + span.num_rows].transpose(0, 1).unsqueeze(0)
-        mask = span.window_mask if sliding else span.mask
-        out = scaled_dot_product_attention(
-            rows, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-        )
-        parts.append(out.squeeze(0).transpose(0, 1).reshape(span.num_rows, heads * dim))
+        rows = queries[span.first_row : span.first_row + span.num_rows]
+        if rows.is_cuda:
+            out = attend_in_pieces(rows, keys, values, span.window if sliding else None)
+        else:
+            mask = span.window_mask if sliding else span.mask
+            out = scaled_dot_product_attention(
+                rows.transpose(0, 1).unsqueeze(0),
+                *(keys, values),
+                attn_mask=mask,
+                is_causal=mask is None,
+                enable_gqa=True,
+            )[0].transpose(0, 1)
+        parts.append(out.reshape(span.num_rows, heads * dim))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def attend_in_pieces(queries: Tensor, keys: Tensor, values: Tensor, window: int | None) -> Tensor:
+    """Causal attention of a sequence's last tokens over all of its keys and values, for GPUs.
+
+    torch's kernels that keep no scores take a mask, and float32, only for as many heads of keys as of
+    queries. So each head of keys is a sequence here, and its query heads read it in place. A mask is made for
+    as many rows at a time as ``MASK_SIZE`` has room for: that of a long prompt's step would take gigabytes.
+
+    Args:
+        queries: (n, heads, head_dim).
+        keys, values: (1, kv_heads, length, head_dim).
+        window: A token attends so many, itself counted; None for all before it.
+
+    Returns:
+        (n, heads, head_dim).
+    """
+    count, heads, dim = queries.shape
+    _, kv_heads, length, _ = keys.shape
+    shared = heads // kv_heads
+    grouped = queries.view(count, kv_heads, shared, dim).permute(1, 2, 0, 3)
+    keys, values = (t.transpose(0, 1).expand(-1, shared, -1, -1) for t in (keys, values))
+    if count == length and (window is None or length <= window):
+        out = scaled_dot_product_attention(grouped, keys, values, is_causal=True)
+    else:
+        start, size = length - count, max(1, MASK_SIZE // length)
+        pieces = []
+        for first in range(0, count, size):
+            last = min(first + size, count)
+            mask = causal_mask(start + first, last - first, window, queries.dtype, queries.device)
+            seen = start + last
+            pieces.append(
+                scaled_dot_product_attention(
+                    grouped[:, :, first:last], keys[:, :, :seen], values[:, :, :seen], attn_mask=mask
+                )
+            )
+        out = torch.cat(pieces, dim=2)
+    return out.permute(2, 0, 1, 3).reshape(count, heads, dim)
 
 
 def _attend_paged(queries: Tensor, layer: int, cache: PagedKVCache, batch: PagedBatch) -> Tensor:

@@ -43,8 +43,10 @@ class PrefillSpan(NamedTuple):
     """Consecutive new tokens of one sequence.
 
     Attributes:
-        mask: Additive, (num_rows, length) in the model's dtype; None if no tokens before them are cached.
+        mask: Additive, (num_rows, length) in the model's dtype; None if no tokens before them are cached, and
+            on a GPU.
         window_mask: The same for layers with a sliding window.
+        window: Of these layers; None if there are none.
     """
 
     first_row: int
@@ -52,6 +54,7 @@ class PrefillSpan(NamedTuple):
     kv: KVSource
     mask: Tensor | None
     window_mask: Tensor | None = None
+    window: int | None = None
 
 
 class PagedBatch(NamedTuple):
