@@ -170,6 +170,10 @@ test-kernels: build-gpu ## SGLang's kernels are compiled for an H100, without on
 prove-gpu: build-gpu ## SGLang's kernels, its Triton ones too, are compiled for A100, L4, H100, B200 and RTX 5090; for a night
 	$(GPU_PYTHON) tests/gpu_proofs.py $(KINDS)
 
+.PHONY: prove-image
+prove-image: build wheel ## the same for an H100 in the files of the CUDA image, made by the Dockerfile's steps in a chroot; root, debootstrap, 12 GB
+	$(BIN)/python tests/image_tree.py
+
 .PHONY: test-gpu
 test-gpu: build-gpu ## what a GPU computes and shares, beside the CPU; without one, what can be told without it
 	$(GPU_PYTHON) benches/gpu/run.py --only tests codec engine serving device --minutes 60

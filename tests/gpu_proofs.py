@@ -16,11 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -66,15 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--column", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--triton-alone", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.column:
-        print(json.dumps(column(KINDS[args.column])))
+        print(json.dumps(column(KINDS[args.column], triton_alone=args.triton_alone)))
         return 0
+    started = time.monotonic()
     kinds = args.kinds or list(KINDS)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         driver = stand_in_driver(Path(folder))
-        columns = zip(kinds, pool.map(lambda kind: in_a_process(kind, driver), kinds), strict=True)
-        kept = [keep(kind, proved) for kind, proved in columns]
+        columns = {pool.submit(in_a_process, kind, driver): kind for kind in kinds}
+        # A column is kept once it is made, so that a run that is ended keeps those before.
+        kept = [keep(columns[made], made.result()) for made in as_completed(columns)]
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall, cpu = time.monotonic() - started, spent.ru_utime + spent.ru_stime
+    print(f"{wall / 60:.1f} minutes, and {cpu / 60:.1f} of a CPU's time")
     return 0 if all(kept) else 1
 
 
@@ -114,13 +122,19 @@ def stand_in_driver(folder: Path) -> Path:
     return compile_driver(folder).parent
 
 
-def in_a_process(kind: str, driver: Path) -> Column:
-    """The rows of a column. Nothing that was compiled before is used."""
+def in_a_process(kind: str, driver: Path, *options: str) -> Column:
+    """The rows of a column. Nothing that was compiled before is used.
+
+    Args:
+        kind: The GPU's.
+        driver: The folder of a stand-in for its driver.
+        options: ``--triton-alone`` for the rows that take no nvcc.
+    """
     with tempfile.TemporaryDirectory() as kept:
         names = ("SGLANG_JIT_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME")
         folders = {name: f"{kept}/{name}" for name in names}
         done = subprocess.run(
-            [sys.executable, __file__, "--column", kind],
+            [sys.executable, __file__, "--column", kind, *options],
             env={
                 **os.environ,
                 **folders,
@@ -137,18 +151,22 @@ def in_a_process(kind: str, driver: Path) -> Column:
     return rows
 
 
-def column(kind: Kind) -> Column:
+def column(kind: Kind, *, triton_alone: bool = False) -> Column:
     from sglang_omni import toolkit
-
-    toolkit.provide()
     from sglang_omni.engines.sglang import compat
+
+    if not triton_alone:
+        toolkit.provide()
 
     # What needs no driver to load.
     compat.prepare("cpu")
     from sglang.kernels.jit.utils.arch import override_jit_cuda_arch
 
     with override_jit_cuda_arch(*kind.capability):
-        rows = dict(cuda_kernels()) | dict(triton_kernels(kind))
+        rows = dict(triton_kernels(kind))
+        if triton_alone:
+            return rows
+        rows |= dict(cuda_kernels())
     return rows | (dict(flashinfer_kernels()) if kind.has_flashinfer else {})
 
 
