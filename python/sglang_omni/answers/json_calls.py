@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sglang_omni.answers.delta import Calls
+from sglang_omni.answers.finder import CallFinder
 from sglang_omni.answers.json_object import JsonObject, JsonValue
 from sglang_omni.answers.stop_matching import partial_mark, settled
 
@@ -34,7 +35,7 @@ class JsonForm:
     is_special: bool = False
 
 
-class JsonCalls:
+class JsonCalls(CallFinder):
     """Finds calls in a text that grows.
 
     What looks like a call and has no name is content, as are unknown names of calls without a mark. Once a
@@ -47,29 +48,15 @@ class JsonCalls:
     """
 
     def __init__(self, form: JsonForm, calls: Calls, names: Collection[str]) -> None:
+        super().__init__(calls)
         self._form = form
-        self._calls = calls
         self._names = names
         self._state: Literal["start", "text", "between", "object", "arguments"] = (
             "start" if form.bare else "text"
         )
-        self._buffer = ""
         self._object = JsonObject(calls, None)
         self._value = JsonValue()
-        # What came since the mark, to be given back if no call follows.
-        self._lead = ""
         self._is_bare = False
-
-    def feed(self, text: str) -> str:
-        """Feeds text. Returns the content that is now certain, including text held back earlier."""
-        self._buffer += text
-        content = []
-        while self._buffer:
-            before = (self._state, len(self._buffer))
-            content.append(self._step())
-            if (self._state, len(self._buffer)) == before:
-                break
-        return "".join(content)
 
     @property
     def held(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sglang_omni.answers.delta import Calls
+from sglang_omni.answers.finder import CallFinder
 from sglang_omni.answers.stop_matching import settled
 
 _BEGIN = "<tool_call>"
@@ -20,7 +21,7 @@ _FUNCTION_END = re.compile(r"\s*</function>\s*")
 _LONGEST_TAG = 512
 
 
-class XmlCalls:
+class XmlCalls(CallFinder):
     """Finds calls in a text that grows.
 
     An argument is told once it is complete. A value is JSON unless the tool's schema says that it is a text.
@@ -31,27 +32,14 @@ class XmlCalls:
     """
 
     def __init__(self, calls: Calls, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._schemas = {
             tool["function"]["name"]: (tool["function"].get("parameters") or {}).get("properties") or {}
             for tool in tools
         }
         self._state: Literal["text", "function", "arguments"] = "text"
-        self._buffer = ""
-        self._lead = ""
         self._properties: Mapping[str, Any] = {}
         self._told = 0
-
-    def feed(self, text: str) -> str:
-        """Feeds text. Returns the content that is now certain, including text held back earlier."""
-        self._buffer += text
-        content = []
-        while self._buffer:
-            before = (self._state, len(self._buffer))
-            content.append(self._step())
-            if (self._state, len(self._buffer)) == before:
-                break
-        return "".join(content)
 
     @property
     def held(self) -> int:

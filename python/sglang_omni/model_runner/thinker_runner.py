@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.batch import ForwardBatch
-from sglang_omni.model_runner.decode_step import DecodeStep
-from sglang_omni.model_runner.decoder import Decoder
-from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.media import captures_due, deepstack_of, has_media, merge_media, rows_due
 from sglang_omni.model_runner.runner import ModelRunner
 
@@ -22,16 +20,8 @@ class ThinkerModelRunner(ModelRunner):
         captures_all: True if they are captured of all tokens, not of prompts with media alone.
     """
 
-    def __init__(
-        self,
-        model: Decoder,
-        cache: PagedKVCache,
-        suppress_token_ids: Sequence[int] = (),
-        decode: DecodeStep | None = None,
-        *,
-        captures_all: bool = False,
-    ) -> None:
-        super().__init__(model, cache, suppress_token_ids, decode)
+    def __init__(self, *args: Any, captures_all: bool = False) -> None:
+        super().__init__(*args)
         self._captures_all = captures_all
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:

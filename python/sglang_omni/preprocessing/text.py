@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.preprocessing.chat_template import ChatTemplates
 from sglang_omni.preprocessing.deadline import Check, go_on
-from sglang_omni.preprocessing.tokenizing import TextTokenizer
+from sglang_omni.preprocessing.tokenizing import TextTokenizer, check_unicode
 from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
@@ -99,12 +99,7 @@ class PromptEncoder:
         Raises:
             RequestError: The text is longer than the context.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise RequestError(
-                f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
-            ) from exc
+        check_unicode(text, param)
         # A longer prompt is refused without reading the rest.
         most = 2 * self.context_length
         token_ids = self.tokenizer.encode(text, most=most, add_special_tokens=add_special_tokens, check=check)

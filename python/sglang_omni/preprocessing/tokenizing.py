@@ -60,6 +60,20 @@ class _HiddenText(str):
         return printed
 
 
+def check_unicode(text: str, param: str) -> None:
+    """Raises RequestError if ``text`` has half of a pair of surrogates, which no tokenizer can read.
+
+    Args:
+        param: The request's field, for the error's text.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise RequestError(
+            f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
+        ) from exc
+
+
 class TextTokenizer:
     """A tokenizer that reads control tokens as plain text if ``hide`` has hidden them.
 

@@ -49,115 +49,76 @@ class Metrics:
     """What one server counts. Each server has its own, outside of the process-wide registry."""
 
     def __init__(self) -> None:
-        self._requests = Counter(
-            f"{_PREFIX}requests_total", "HTTP requests answered.", ("path", "status"), registry=None
-        )
-        self._tokens = Counter(
-            f"{_PREFIX}tokens_total",
-            "Tokens read, generated, and found in the cache.",
-            ("kind",),
-            registry=None,
-        )
-        self._of_tenants = Counter(
-            f"{_PREFIX}tenant_requests_total",
+        self._requests = _counter("requests_total", "HTTP requests answered.", "path", "status")
+        self._tokens = _counter("tokens_total", "Tokens read, generated, and found in the cache.", "kind")
+        self._of_tenants = _counter(
+            "tenant_requests_total",
             "HTTP requests answered to the clients that have a tenant's key.",
-            ("tenant", "status"),
-            registry=None,
+            *("tenant", "status"),
         )
-        self._seconds = Histogram(
-            f"{_PREFIX}request_seconds",
-            "Time until a request was answered.",
-            ("path",),
-            buckets=_SECONDS,
-            registry=None,
+        self._seconds = _histogram("request_seconds", "Time until a request was answered.", _SECONDS, "path")
+        self._first_output = _histogram(
+            "first_output_seconds", "Time until a streamed request's first output.", _SECONDS
         )
-        self._first_output = Histogram(
-            f"{_PREFIX}first_output_seconds",
-            "Time until a streamed request's first output.",
-            buckets=_SECONDS,
-            registry=None,
-        )
-        self.time_to_first_token = Histogram(
-            f"{_PREFIX}time_to_first_token_seconds",
+        self.time_to_first_token = _histogram(
+            "time_to_first_token_seconds",
             "From a streamed request's arrival to its first text.",
-            buckets=_FIRST_TOKEN,
-            registry=None,
+            _FIRST_TOKEN,
         )
         self.inter_token_latency = _Tally(
-            f"{_PREFIX}inter_token_latency_seconds",
+            "inter_token_latency_seconds",
             "Between two pieces of a streamed text, divided by the tokens of the later one.",
             _INTER_TOKEN,
         )
-        self._request_latency = Histogram(
-            f"{_PREFIX}e2e_request_latency_seconds",
-            "From a request's arrival to the end of its result.",
-            buckets=_REQUEST,
-            registry=None,
+        self._request_latency = _histogram(
+            "e2e_request_latency_seconds", "From a request's arrival to the end of its result.", _REQUEST
         )
-        self.request_queue_time = Histogram(
-            f"{_PREFIX}request_queue_time_seconds",
+        self.request_queue_time = _histogram(
+            "request_queue_time_seconds",
             "Time that a request whose body is complete waited for a place.",
-            buckets=_SECONDS,
-            registry=None,
+            _SECONDS,
         )
-        self._finished_reasons = Counter(
-            f"{_PREFIX}request_success_total",
+        self._finished_reasons = _counter(
+            "request_success_total",
             "Results by how they ended; error and abort have none.",
-            ("finished_reason",),
-            registry=None,
+            "finished_reason",
         )
-        self._prompt_tokens = Counter(f"{_PREFIX}prompt_tokens_total", "Tokens of prompts.", registry=None)
-        self._generation_tokens = Counter(
-            f"{_PREFIX}generation_tokens_total", "Tokens that were generated.", registry=None
+        self._prompt_tokens = _counter("prompt_tokens_total", "Tokens of prompts.")
+        self._generation_tokens = _counter("generation_tokens_total", "Tokens that were generated.")
+        self._cached_tokens = _counter(
+            "cached_tokens_total", "Tokens of prompts that were found in the cache."
         )
-        self._cached_tokens = Counter(
-            f"{_PREFIX}cached_tokens_total", "Tokens of prompts that were found in the cache.", registry=None
-        )
-        self._stage_visits = Counter(
-            f"{_PREFIX}stage_visits_total", "Requests that the stage is done with.", ("stage",), registry=None
-        )
-        self._stage_work = Counter(
-            f"{_PREFIX}stage_work_seconds_total",
+        self._stage_visits = _counter("stage_visits_total", "Requests that the stage is done with.", "stage")
+        self._stage_work = _counter(
+            "stage_work_seconds_total",
             "Work on these requests; a step of several counts in full for each.",
-            ("stage",),
-            registry=None,
+            "stage",
         )
-        self._stage_wait = Counter(
-            f"{_PREFIX}stage_wait_seconds_total",
+        self._stage_wait = _counter(
+            "stage_wait_seconds_total",
             "Time that these requests were there besides: in queues, or until their input came.",
-            ("stage",),
-            registry=None,
+            "stage",
         )
-        self._first_audio = Histogram(
-            f"{_PREFIX}time_to_first_audio_seconds",
-            "Time until a streamed answer's first sound.",
-            buckets=_SECONDS,
-            registry=None,
+        self._first_audio = _histogram(
+            "time_to_first_audio_seconds", "Time until a streamed answer's first sound.", _SECONDS
         )
-        self._underrun = Histogram(
-            f"{_PREFIX}audio_underrun_seconds",
+        self._underrun = _histogram(
+            "audio_underrun_seconds",
             "Time for which the player of a streamed answer had no sound, after the first.",
-            buckets=_UNDERRUNS,
-            registry=None,
+            _UNDERRUNS,
         )
-        self._real_time_factor = Histogram(
-            f"{_PREFIX}audio_real_time_factor",
+        self._real_time_factor = _histogram(
+            "audio_real_time_factor",
             "Seconds until a streamed answer's last sound, for each second of sound.",
-            buckets=_REAL_TIME,
-            registry=None,
+            _REAL_TIME,
         )
-        self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "HTTP requests being answered.", registry=None)
-        self._websockets = Counter(
-            f"{_PREFIX}websockets_total",
-            "WebSockets that have ended, or were refused.",
-            ("path", "status"),
-            registry=None,
+        self.in_flight = _gauge("requests_in_flight", "HTTP requests being answered.")
+        self._websockets = _counter(
+            "websockets_total", "WebSockets that have ended, or were refused.", "path", "status"
         )
-        self.open_websockets = Gauge(f"{_PREFIX}websockets_open", "WebSockets that are open.", registry=None)
-        self.slow_clients = Counter(
-            f"{_PREFIX}slow_clients_total",
-            "Clients that were cut because they took their answers too slowly.",
-            registry=None,
+        self.open_websockets = _gauge("websockets_open", "WebSockets that are open.")
+        self.slow_clients = _counter(
+            "slow_clients_total", "Clients that were cut because they took their answers too slowly."
         )
         self.finished(UsageInfo())
 
@@ -252,11 +213,23 @@ class Metrics:
         return generate_latest(_Page([*counted, *(family for family in families if family.samples)]))
 
 
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    return Counter(_PREFIX + name, text, labels, registry=None)
+
+
+def _gauge(name: str, text: str) -> Gauge:
+    return Gauge(_PREFIX + name, text, registry=None)
+
+
+def _histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> Histogram:
+    return Histogram(_PREFIX + name, text, labels, buckets=bounds, registry=None)
+
+
 class _Tally:
     """A histogram that one thread observes, for every token: the library's takes ten times as long."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self._name = name
+        self._name = _PREFIX + name
         self._text = text
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)

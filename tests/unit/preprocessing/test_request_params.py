@@ -11,7 +11,7 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.config import FishS2PipelineConfig
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech_stages
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig, default_stages
-from sglang_omni.models.text.config import TextPipelineConfig, text_stages
+from sglang_omni.models.text.config import TextPipelineConfig
 from sglang_omni.preprocessing.request_params import (
     TEXT_SAMPLING,
     RequestParams,
@@ -40,7 +40,7 @@ def test_sampling_is_what_engines_read() -> None:
     ("kind", "stages"),
     [
         (SpeechChatPipelineConfig, default_stages()),
-        (TextPipelineConfig, text_stages()),
+        (TextPipelineConfig, TextPipelineConfig(model_path="m").stages),
         (Qwen3OmniPipelineConfig, speech_stages()),
         (FishS2PipelineConfig, FishS2PipelineConfig(model_path="some/model").stages),
     ],

@@ -17,7 +17,7 @@ from sglang_omni.models.frames.speech import SpeechParts
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.request_params import check_params
 from sglang_omni.preprocessing.sentences import passages
-from sglang_omni.preprocessing.tokenizing import TextTokenizer
+from sglang_omni.preprocessing.tokenizing import TextTokenizer, check_unicode
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 # Read by preprocess, and dropped: a recording must not travel on beside its samples.
@@ -134,12 +134,7 @@ class FishS2Preprocessor:
 
     def _tokens(self, text: str, param: str, check: Check) -> list[int]:
         """Token ids of a user's text, none of them a control token, however the text is spelled."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise RequestError(
-                f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
-            ) from exc
+        check_unicode(text, param)
         self._tokenizer.check_characters(text, self._most, param=param)
         return self._tokenizer.encode(self._tokenizer.hide(text), most=self._most, check=check)
 

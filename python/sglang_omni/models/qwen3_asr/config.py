@@ -10,8 +10,9 @@ from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import Default
+from sglang_omni.models.decoder.pipelines import two_stages
 from sglang_omni.models.qwen3_asr.request_params import REQUEST_PARAMS
-from sglang_omni.models.recordings.config import RecordingPipelineConfig, recording_stages
+from sglang_omni.models.recordings.config import RecordingPipelineConfig
 from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.qwen3_asr"
@@ -25,7 +26,7 @@ class Qwen3ASRPipelineConfig(RecordingPipelineConfig):
     # Shorter pieces.
     smaller: ClassVar[tuple[str, float]] = ("piece_seconds", 30)
 
-    stages: list[StageConfig] = Field(default_factory=partial(recording_stages, _PACKAGE))
+    stages: list[StageConfig] = Field(default_factory=partial(two_stages, _PACKAGE, "transcribe"))
 
     def defaults(self) -> Iterator[Default]:
         """How a recording is heard if a request says nothing of it."""

@@ -14,28 +14,6 @@ from sglang_omni.gpus import visible_gpus
 from sglang_omni.preprocessing.request_params import RequestParams
 
 
-def recording_stages(package: str) -> list[StageConfig]:
-    """Two stages in two processes: checks take nothing from the thread that steps the decoder.
-
-    Args:
-        package: The family's, with its stages' factories in ``stages``.
-    """
-    return [
-        StageConfig(
-            name="preprocess",
-            factory=f"{package}.stages.create_preprocess",
-            process="io",
-            next="transcribe",
-        ),
-        StageConfig(
-            name="transcribe",
-            factory=f"{package}.stages.create_transcribe",
-            process="transcribe",
-            terminal=True,
-        ),
-    ]
-
-
 class RecordingPipelineConfig(PipelineConfig):
     """Recordings in, text out. ``model_path`` is the directory of a checkpoint in the hub's layout.
 

@@ -60,17 +60,17 @@ class QuietPieces:
             return None
         end = len(self._held)
         if end > self._longest:
-            end = _quietest(self._held[: self._longest], self._longest // 2)
+            end = quietest_pause(self._held[: self._longest], self._longest // 2)
         piece = SoundPiece(self._given / SAMPLE_RATE, self._held[:end])
         self._held, self._given = self._held[end:], self._given + end
         return piece
 
 
-def _quietest(samples: NDArray[np.float32], least: int) -> int:
-    """The middle of the last of the quietest pauses after ``least`` samples."""
+def quietest_pause(samples: NDArray[np.float32], least: int) -> int:
+    """The middle of the last of the quietest pauses that lie after ``least`` samples."""
     late = samples[least:]
     frames = late[: len(late) // _FRAME * _FRAME].reshape(-1, _FRAME)
     power = np.convolve(np.square(frames).mean(axis=1), np.full(_PAUSE_FRAMES, 1 / _PAUSE_FRAMES), "valid")
-    # Pauses of the same room differ a little; of these, the last makes the longest piece.
+    # Pauses of the same room differ a little; the last makes the longest piece.
     (quiet,) = np.nonzero(power <= 2 * power.min())
     return least + (int(quiet[-1]) + _PAUSE_FRAMES // 2) * _FRAME

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sglang_omni.models.recordings.pieces import quietest_pause
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ LONGEST = 29 * SAMPLE_RATE
 SHORTEST = 15 * SAMPLE_RATE
 # A recording that is cut begins with a short window, whose text comes early.
 _FIRST_LONGEST, _FIRST_SHORTEST = 10 * SAMPLE_RATE, 4 * SAMPLE_RATE
-_FRAME = SAMPLE_RATE // 50
-# A pause is this many quiet frames: 0.3 s, more than the closure of a consonant.
-_PAUSE_FRAMES = 15
 
 
 def windows(blocks: Iterable[NDArray[np.float32]]) -> Iterator[tuple[int, NDArray[np.float32]]]:
@@ -41,19 +39,9 @@ def windows(blocks: Iterable[NDArray[np.float32]]) -> Iterator[tuple[int, NDArra
         held, pieces, waiting = np.concatenate([held, *pieces]), [], 0
         while len(held) > LONGEST:
             least, most = (SHORTEST, LONGEST) if start else (_FIRST_SHORTEST, _FIRST_LONGEST)
-            end = _quietest(held[:most], least)
+            end = quietest_pause(held[:most], least)
             yield start, held[:end]
             start, held = start + end, held[end:]
     held = np.concatenate([held, *pieces])
     if len(held):
         yield start, held
-
-
-def _quietest(samples: NDArray[np.float32], least: int) -> int:
-    """The middle of the last of the quietest pauses that lie after ``least`` samples."""
-    late = samples[least:]
-    frames = late[: len(late) // _FRAME * _FRAME].reshape(-1, _FRAME)
-    power = np.convolve(np.square(frames).mean(axis=1), np.full(_PAUSE_FRAMES, 1 / _PAUSE_FRAMES), "valid")
-    # Pauses of the same room differ a little; of these, the last makes the longest window.
-    (quiet,) = np.nonzero(power <= 2 * power.min())
-    return least + (int(quiet[-1]) + _PAUSE_FRAMES // 2) * _FRAME

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,24 +18,13 @@ from sglang_omni.config.schema.defaults import GENERATION, Default, ends_of_text
 from sglang_omni.gpus import visible_gpus
 from sglang_omni.model_runner.config import end_tokens
 from sglang_omni.models.decoder.memory import text_model_demand
+from sglang_omni.models.decoder.pipelines import two_stages
 from sglang_omni.models.decoder.prompts import context_of, prompts_of, text_lengths
 from sglang_omni.models.text.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 from sglang_omni.preprocessing.text import read_json
 
 _PACKAGE = "sglang_omni.models.text"
-
-
-def text_stages() -> list[StageConfig]:
-    """Two stages in two processes: tokenizing takes nothing from the thread that steps the engine."""
-    return [
-        StageConfig(
-            name="preprocess", factory=f"{_PACKAGE}.stages.create_preprocess", process="io", next="thinker"
-        ),
-        StageConfig(
-            name="thinker", factory=f"{_PACKAGE}.stages.create_thinker", process="thinker", terminal=True
-        ),
-    ]
 
 
 class TextPipelineConfig(PipelineConfig):
@@ -49,7 +39,7 @@ class TextPipelineConfig(PipelineConfig):
     output_modalities: ClassVar[tuple[str, ...]] = ("text",)
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
-    stages: list[StageConfig] = Field(default_factory=text_stages)
+    stages: list[StageConfig] = Field(default_factory=partial(two_stages, _PACKAGE, "thinker"))
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})

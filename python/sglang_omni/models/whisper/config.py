@@ -14,7 +14,8 @@ from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import GENERATION, Default
 from sglang_omni.config.schema.serves import ServesConfig
-from sglang_omni.models.recordings.config import RecordingPipelineConfig, recording_stages
+from sglang_omni.models.decoder.pipelines import two_stages
+from sglang_omni.models.recordings.config import RecordingPipelineConfig
 from sglang_omni.models.whisper.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
 
@@ -30,7 +31,7 @@ class WhisperPipelineConfig(RecordingPipelineConfig):
     smaller: ClassVar[tuple[str, float]] = ("max_running_requests", 4)
     tasks: ClassVar[tuple[str, ...]] = ("transcription", "translation")
 
-    stages: list[StageConfig] = Field(default_factory=partial(recording_stages, _PACKAGE))
+    stages: list[StageConfig] = Field(default_factory=partial(two_stages, _PACKAGE, "transcribe"))
 
     def defaults(self) -> Iterator[Default]:
         """How a recording is heard if a request says nothing of it."""

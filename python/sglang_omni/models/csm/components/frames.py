@@ -12,15 +12,14 @@ from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.frames.earlier import SpokenTurn
+from sglang_omni.models.frames.tables import EmbeddedFrames
 
 _BACKBONE = "backbone_model.embed_tokens.embed_audio_tokens.weight"
 _DEPTH = "depth_decoder.model.embed_tokens.weight"
 
 
-class CsmFrames:
+class CsmFrames(EmbeddedFrames):
     """A ``FrameDecoder``. The row of a frame is the sum of the embeddings of its codes."""
-
-    end_token: int | None = None
 
     def __init__(self, checkpoint: CsmCheckpoint, dtype: torch.dtype, device: str) -> None:
         """
@@ -33,18 +32,15 @@ class CsmFrames:
         """
         depth, backbone = checkpoint.depth, checkpoint.backbone
         groups, size, hidden = depth.num_code_groups, backbone.vocab_size, backbone.hidden_size
-        self.device, self.dtype = torch.device(device), dtype
-        self.num_code_groups, self.hidden_size = groups, hidden
-        self.end_code: int | None = checkpoint.end_code
-        self._text_embed = Checkpoint(checkpoint.path, dtype, "embed_text_tokens.", device=device).take(
+        text_embed = Checkpoint(checkpoint.path, dtype, "embed_text_tokens.", device=device).take(
             "embed_text_tokens.weight", (checkpoint.text_vocab_size, hidden)
         )
         reader = Checkpoint(checkpoint.path, dtype, "depth_decoder.", device=device)
         # A checkpoint whose decoders share the table has it once.
         tables = [name for name in (_BACKBONE, _DEPTH) if name in reader]
-        self._code_embed = reader.take(tables[0], (groups * size, hidden))
+        super().__init__(text_embed, reader.take(tables[0], (groups * size, hidden)), groups, device)
+        self.end_code: int | None = checkpoint.end_code
         own = reader.take(tables[-1], (groups * size, hidden))
-        self._offsets = (torch.arange(groups) * size).to(self.device)
         weight = reader.take(
             "depth_decoder.model.inputs_embeds_projector.weight", (depth.hidden_size, hidden)
         )
@@ -61,15 +57,6 @@ class CsmFrames:
             [head.t()[: checkpoint.num_codes].contiguous() for head in heads],
         )
         reader.finish()
-
-    def text_rows(self, tokens: Tensor) -> Tensor:
-        return embedding(tokens, self._text_embed)
-
-    def frame_rows(self, codes: Tensor) -> Tensor:
-        return embedding(codes + self._offsets, self._code_embed).sum(dim=1)
-
-    def first_code(self, token: int) -> int:
-        return token
 
     def complete(self, hidden: Tensor, first_codes: Tensor, choose: Choose | None) -> Tensor:
         first = embedding(first_codes, self._first_embed)

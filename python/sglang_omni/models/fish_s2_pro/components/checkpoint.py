@@ -51,16 +51,8 @@ class FishCheckpoint(Checkpoint):
     of queries and keys are handed out in an order in which, as everywhere here, halves are turned.
     """
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        dtype: torch.dtype | None,
-        component: str = "",
-        *,
-        heads: Heads,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(model_path, dtype, component, device=device)
+    def __init__(self, *args: Any, heads: Heads, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._heads = heads
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:

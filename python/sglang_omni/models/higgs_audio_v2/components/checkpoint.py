@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sglang_omni.engines.options import DecoderSpec, WeightNames
@@ -99,16 +98,8 @@ class HiggsCheckpoint:
 class _FirstHead(Checkpoint):
     """The tensors of the decoder, of whose common head only the first group's part is taken."""
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        dtype: torch.dtype | None,
-        component: str = "",
-        *,
-        groups: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(model_path, dtype, component, device=device)
+    def __init__(self, *args: Any, groups: int, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._groups = groups
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:

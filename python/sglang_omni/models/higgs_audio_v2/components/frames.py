@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import linear
 
 from sglang_omni.model_runner.code_predictor import Choose
 from sglang_omni.model_runner.loader import Checkpoint
+from sglang_omni.models.frames.tables import EmbeddedFrames
 from sglang_omni.models.higgs_audio_v2.components.checkpoint import HEAD, HiggsCheckpoint
 
 _TEXT = "model.embed_tokens.weight"
 _CODES = "model.embed_audio_tokens.embed_audio_tokens.weight"
 
 
-class HiggsFrames:
+class HiggsFrames(EmbeddedFrames):
     """A ``DelayedDecoder``. A row's input is the sum of its codes' embeddings; one head chooses all codes."""
 
     # A row of the pattern ends the speech.
     end_code: int | None = None
-    end_token: int | None = None
 
     def __init__(self, checkpoint: HiggsCheckpoint, dtype: torch.dtype, device: str) -> None:
         """
@@ -32,23 +32,11 @@ class HiggsFrames:
         """
         groups, size = checkpoint.pattern.num_code_groups, checkpoint.decoder.vocab_size
         hidden = checkpoint.decoder.hidden_size
-        self.device, self.dtype = torch.device(device), dtype
-        self.num_code_groups, self.hidden_size = groups, hidden
         reader = Checkpoint(checkpoint.path, dtype, device=device)
-        self._text_embed = reader.take(_TEXT, (checkpoint.text_vocab_size, hidden))
-        self._code_embed = reader.take(_CODES, (groups * size, hidden))
+        text_embed = reader.take(_TEXT, (checkpoint.text_vocab_size, hidden))
+        super().__init__(text_embed, reader.take(_CODES, (groups * size, hidden)), groups, device)
         self._head = reader.take(HEAD, (groups * size, hidden))
-        self._offsets = (torch.arange(groups) * size).to(self.device)
         self._size = size
-
-    def text_rows(self, tokens: Tensor) -> Tensor:
-        return embedding(tokens, self._text_embed)
-
-    def frame_rows(self, codes: Tensor) -> Tensor:
-        return embedding(codes + self._offsets, self._code_embed).sum(dim=1)
-
-    def first_code(self, token: int) -> int:
-        return token
 
     def complete(self, hidden: Tensor, first_codes: Tensor, choose: Choose | None) -> Tensor:
         logits = linear(hidden, self._head[self._size :]).unflatten(-1, (-1, self._size))
