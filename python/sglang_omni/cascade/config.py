@@ -95,7 +95,7 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
         if not isinstance(data, dict) or "stages" in data:
             return data
         parts = [PartConfig.model_validate(data.get(name) or {}) for name in ("asr", "llm", "tts")]
-        # Not the URL: callers are told the path as the model's root.
+        # Not the URL: callers get the path as the model's root.
         elsewhere = {} if parts[1].url is None else {"model_path": _ELSEWHERE}
         return {**elsewhere, **data, "stages": cascade_stages(*parts)}
 

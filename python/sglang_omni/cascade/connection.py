@@ -100,7 +100,7 @@ class PartConnection:
                 try:
                     part = await self._in_time(anext(parts, None))
                 except Exception as exc:
-                    raise self.told(exc) from exc
+                    raise self.as_ours(exc) from exc
                 if part is None:
                     return
                 yield part
@@ -125,7 +125,7 @@ class PartConnection:
                     try:
                         await self._find_model()
                     except Exception as exc:
-                        raise self.told(exc) from exc
+                        raise self.as_ours(exc) from exc
         return self.model
 
     async def _find_model(self) -> None:
@@ -168,7 +168,7 @@ class PartConnection:
         async with asyncio.timeout(self.config.silence_timeout):
             return await awaited
 
-    def told(self, exc: Exception) -> Exception:
+    def as_ours(self, exc: Exception) -> Exception:
         """A failure in words for the caller of the cascade. The log has what is the operator's."""
         what = f"the {_WHAT[self.name]} of this pipeline (--{self.name})"
         if self.config.url is None and not isinstance(exc, TimeoutError):
@@ -179,14 +179,14 @@ class PartConnection:
         logger.warning("--%s %s: %s", self.name, self.config.url or "(local)", exc or type(exc).__name__)
         if isinstance(exc, TimeoutError):
             why = "took too long" if str(exc) else f"was silent for {self.config.silence_timeout:g} s"
-            said = f"{what} {why}; try again later"
-            return RequestError(said, code="upstream_timeout", status=_GATEWAY_TIMEOUT)
+            text = f"{what} {why}; try again later"
+            return RequestError(text, code="upstream_timeout", status=_GATEWAY_TIMEOUT)
         if isinstance(exc, ServerUnreachable):
-            said = f"{what} is at a server that does not answer; try again later"
-            return RequestError(said, code="upstream_unreachable", status=_BAD_GATEWAY)
+            text = f"{what} is at a server that does not answer; try again later"
+            return RequestError(text, code="upstream_unreachable", status=_BAD_GATEWAY)
         if isinstance(exc, PartError):
-            said = f"{what} cannot be used as it is configured; the server's log says why"
-            return RequestError(said, code="upstream_refused", status=_BAD_GATEWAY)
+            text = f"{what} cannot be used as it is configured; the server's log says why"
+            return RequestError(text, code="upstream_refused", status=_BAD_GATEWAY)
         if isinstance(exc, RequestError):
             why = (
                 f"its server refuses the key ({exc.status})"
@@ -195,10 +195,10 @@ class PartConnection:
             )
             if exc.status in _REFUSED_KEY:
                 logger.error("%s", self._refused_key(exc))
-            said = f"{what} is not usable: {why}; the operator must fix it"
-            return RequestError(said, code="upstream_refused", status=_BAD_GATEWAY)
-        said = f"{what} failed in the middle of its answer or before it; try again"
-        return RequestError(said, code="upstream_failed", status=_BAD_GATEWAY)
+            text = f"{what} is not usable: {why}; the operator must fix it"
+            return RequestError(text, code="upstream_refused", status=_BAD_GATEWAY)
+        text = f"{what} failed in the middle of its answer or before it; try again"
+        return RequestError(text, code="upstream_failed", status=_BAD_GATEWAY)
 
     def _refused_key(self, exc: RequestError) -> str:
         env = self.config.api_key_env or DEFAULT_KEY_ENV

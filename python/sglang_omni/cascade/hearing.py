@@ -84,14 +84,14 @@ class RemoteHearing:
         given = {name: params[name] for name in _PARAMS if params.get(name) is not None}
         # Not every server can stream a transcript. A pipeline of this machine is one's own.
         streams = wants_stream(payload.request) and self._part.config.url is None
-        asked = transcription_request(
+        sent = transcription_request(
             bytes(payload.data["audio"]),
             stream=streams,
             translate=task_of(payload.request) == "translation",
             **given,
         )
         answer = AnswerBuilder()
-        async with aclosing(self._part.parts(asked)) as parts:
+        async with aclosing(self._part.parts(sent)) as parts:
             async for part in parts:
                 answer.join(part)
                 if wants_stream(payload.request) and (part.text or part.segments):
@@ -106,7 +106,7 @@ class RemoteHearing:
 
 
 def _segments(chunk: GenerateChunk) -> list[Any]:
-    """The chunk's segments as stages tell them."""
+    """The chunk's segments as stages report them."""
     return [
         {name: value for name, value in asdict(segment).items() if value is not None and value != []}
         for segment in chunk.segments

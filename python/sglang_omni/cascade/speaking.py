@@ -76,13 +76,13 @@ class RemoteSpeaking:
 
     async def _speak(self, sentence: str, payload: StagePayload, sound: asyncio.Queue[Any]) -> None:
         """Puts ``(samples, sample_rate)`` into ``sound`` as they come, and the end."""
-        async with aclosing(self._part.parts(self._asked(sentence, payload))) as parts:
+        async with aclosing(self._part.parts(self._request(sentence, payload))) as parts:
             async for part in parts:
                 if (samples := part.samples) is not None:
                     sound.put_nowait((samples, part.sample_rate))
         sound.put_nowait(_END)
 
-    def _asked(self, sentence: str, payload: StagePayload) -> GenerateRequest:
+    def _request(self, sentence: str, payload: StagePayload) -> GenerateRequest:
         params = stage_params(payload.request, "speak")
         if task_of(payload.request) != "speech":
             # A chat's seed is its text's; not every voice takes one.

@@ -69,7 +69,7 @@ def _families(args: argparse.Namespace) -> int:
     if args.json:
         _print_json([_fields(each, absent[each.family.name]) for each in found])
         return 0
-    print("\n\n".join(_told(each.family) for each in found))
+    print("\n\n".join(_entry(each.family) for each in found))
     for each in found:
         if each.problem:
             print(f"\n{each.family.name}: {each.problem}")
@@ -78,7 +78,7 @@ def _families(args: argparse.Namespace) -> int:
     return 0
 
 
-def _told(family: Family) -> str:
+def _entry(family: Family) -> str:
     # The bundled model is no checkpoint; of a family that names none, the pipeline runs from Python alone.
     checkpoints = ", ".join(family.checkpoints) or (
         "bundled as speech-chat" if family.name == "speech_chat" else "from Python"

@@ -93,7 +93,7 @@ def _make(name: str, target: str, argv: Sequence[str], *, prog: str) -> int:
     try:
         _write(make, directory, chosen["seed"], shape, overwrite=chosen["overwrite"])
     except ModuleNotFoundError as exc:
-        print(_told(exc), file=sys.stderr)
+        print(_hint(exc), file=sys.stderr)
         return 1
     except (ValueError, OSError) as exc:
         print(exc, file=sys.stderr)
@@ -105,7 +105,7 @@ def _make(name: str, target: str, argv: Sequence[str], *, prog: str) -> int:
     return 0
 
 
-def _told(exc: ModuleNotFoundError) -> str:
+def _hint(exc: ModuleNotFoundError) -> str:
     """What is missing, or what keeps transformers from importing its own modules."""
     if exc.name is not None:
         return f"a checkpoint is made with {exc.name}, not installed here:\n  {install_line('serve')}"

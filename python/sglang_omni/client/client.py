@@ -119,7 +119,7 @@ class Client:
     ) -> AsyncGenerator[CompletionStreamChunk, None]:
         """Yields what is new, as it comes.
 
-        Joined, the ``audio_b64`` of all chunks are one file in ``audio_format``, whose header does not tell
+        Joined, the ``audio_b64`` of all chunks are one file in ``audio_format``, whose header does not have
         its length, or raw samples for ``pcm16``.
         """
         request = replace(request, stream=True)

@@ -61,7 +61,7 @@ class CompletionStreamChunk(AnswerFields):
         audio_b64: The next piece of one file in the requested format, as base64.
         sample_rate: Of that file, in Hz.
         audio_seconds: Length of the chunk's new sound, whatever of it is in ``audio_b64`` yet.
-        token_ids: Of the text, if the pipeline tells them; all in the last chunk if it tells them only then.
+        token_ids: Of the text, if the pipeline sends them; all in the last chunk if it sends them only then.
     """
 
     request_id: str
@@ -106,7 +106,7 @@ class SpeechStreamChunk:
 
 @dataclass
 class ModelInfo:
-    """A model that a server serves. What the server does not tell is None.
+    """A model that a server serves. What the server does not send is None.
 
     Attributes:
         owned_by: Of a server of this package, ``sglang-omni``.
@@ -121,15 +121,15 @@ class ModelInfo:
     output_modalities: list[str] | None = None
 
     @classmethod
-    def from_dict(cls, model: Mapping[str, Any], told: Mapping[str, Any]) -> ModelInfo:
+    def from_dict(cls, model: Mapping[str, Any], facts: Mapping[str, Any]) -> ModelInfo:
         """From an entry of ``/v1/models`` and the whole of ``/get_model_info``."""
         names = ("tasks", "input_modalities", "output_modalities")
-        return cls(str(model["id"]), model.get("owned_by"), *(told.get(name) for name in names))
+        return cls(str(model["id"]), model.get("owned_by"), *(facts.get(name) for name in names))
 
 
 @dataclass
 class VoiceList:
-    """The names that ``voice`` may have; ``languages`` is None if the server does not tell any."""
+    """The names that ``voice`` may have; ``languages`` is None if the server does not send any."""
 
     voices: list[str]
     languages: list[str] | None = None

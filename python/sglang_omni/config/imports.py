@@ -76,7 +76,7 @@ def import_callable(path: str, *, stage: str | None, field: str) -> Callable[...
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments a callable takes. ``names`` is None if any may be, or if only an import would tell."""
+    """The arguments a callable takes. ``names`` is None if any may be, or only an import would show."""
 
     names: frozenset[str] | None = None
     required: frozenset[str] = frozenset()

@@ -73,8 +73,8 @@ def _check_demands(request: EngineRequest, vocab_size: int) -> None:
             param="logit_bias",
             code="invalid_value",
         )
-    told = None if sampling.prompt_logprobs is None else len(prompt) * (1 + sampling.prompt_logprobs)
-    if told is not None and told > MAX_PROMPT_LOGPROBS:
+    scores = None if sampling.prompt_logprobs is None else len(prompt) * (1 + sampling.prompt_logprobs)
+    if scores is not None and scores > MAX_PROMPT_LOGPROBS:
         raise RequestError(
             f"prompt_logprobs: {len(prompt)} tokens with {sampling.prompt_logprobs} alternatives each are "
             f"more than {MAX_PROMPT_LOGPROBS} log-probabilities: ask for fewer, or shorten the prompt",

@@ -28,7 +28,7 @@ class TokenDemands:
     Attributes:
         logit_bias: (token, what is added to its logit).
         mask: None if every token may come.
-        num_top: Alternatives told with each output token; None to tell nothing.
+        num_top: Alternatives reported with each output token; None to report nothing.
         scores: Of the output's tokens so far, if ``num_top`` is set.
     """
 
@@ -38,9 +38,9 @@ class TokenDemands:
     scores: list[TokenScore] = field(default_factory=list)
 
 
-def add_biases(logits: Tensor, asked: Sequence[tuple[int, TokenDemands]]) -> None:
+def add_biases(logits: Tensor, demands: Sequence[tuple[int, TokenDemands]]) -> None:
     """Adds the biases of rows, each with its index, to ``logits`` (S, vocab_size) in place."""
-    places = [(row, token, bias) for row, each in asked for token, bias in each.logit_bias]
+    places = [(row, token, bias) for row, each in demands for token, bias in each.logit_bias]
     if not places:
         return
     # Doubles hold every index.
@@ -49,12 +49,12 @@ def add_biases(logits: Tensor, asked: Sequence[tuple[int, TokenDemands]]) -> Non
     logits.index_put_((rows, tokens), packed[2].to(logits.dtype), accumulate=True)
 
 
-def apply_masks(logits: Tensor, asked: Sequence[tuple[int, TokenDemands]]) -> None:
+def apply_masks(logits: Tensor, demands: Sequence[tuple[int, TokenDemands]]) -> None:
     """Takes the tokens that may not come out of ``logits`` (S, vocab_size) in place, in the rows with masks.
 
     On a GPU the host writes the masks while the forward pass is still computed, and waits for nothing.
     """
-    masked = [(row, each.mask) for row, each in asked if each.mask is not None]
+    masked = [(row, each.mask) for row, each in demands if each.mask is not None]
     if not masked:
         return
     size = logits.shape[-1]

@@ -86,15 +86,15 @@ class Draws:
         if not filtered:
             return
         self._filtered = self._rows(rest)
-        asked = [params[index] for index in filtered]
-        top_k = [top_k_of(each, vocab_size) for each in asked]
+        rows = [params[index] for index in filtered]
+        top_k = [top_k_of(each, vocab_size) for each in rows]
         _, _, k, p, min_p, first = rest.float().split(1, dim=1)
         self._filters = Filters(
             self._filtered.temperature,
             top_k=k if min(top_k) < math.inf else None,
-            top_p=p if any(each.top_p < 1.0 for each in asked) else None,
-            min_p=min_p if any(each.min_p > 0.0 for each in asked) else None,
-            first=first > 0 if any(each.filters_first for each in asked) else None,
+            top_p=p if any(each.top_p < 1.0 for each in rows) else None,
+            min_p=min_p if any(each.min_p > 0.0 for each in rows) else None,
+            first=first > 0 if any(each.filters_first for each in rows) else None,
         )
         # Rows whose top_k is beyond the candidates: how much they leave is known of all tokens only.
         is_wide = any(CANDIDATES < each < math.inf for each in top_k)

@@ -137,14 +137,14 @@ class Sampler:
             logits: (S, vocab_size) float32, the model's; they are changed.
             rows: One for each row of ``logits``.
         """
-        asked = [(index, row.demands) for index, row in enumerate(rows) if row.demands is not None]
-        scores = _scores(logits, asked) if asked else None
+        demands = [(index, row.demands) for index, row in enumerate(rows) if row.demands is not None]
+        scores = _scores(logits, demands) if demands else None
         if len(self._suppressed):
             self._suppressed = self._suppressed.to(logits.device)
             logits.index_fill_(1, self._suppressed, float("-inf"))
-        if asked:
-            add_biases(logits, asked)
-            apply_masks(logits, asked)
+        if demands:
+            add_biases(logits, demands)
+            apply_masks(logits, demands)
         draws, penalties = self._settings(logits, rows)
         if not draws.order and penalties is None:
             return Choice(draws.draw(logits, _NO_NUMBERS), scores)
@@ -215,8 +215,8 @@ def _draws_of(params: Sequence[RequestSampling], logits: Tensor, last: Draws | N
     return Draws(params, logits.shape[-1], logits.device)
 
 
-def _scores(logits: Tensor, asked: Sequence[tuple[int, TokenDemands]]) -> StepScores | None:
+def _scores(logits: Tensor, demands: Sequence[tuple[int, TokenDemands]]) -> StepScores | None:
     wanted = [
-        ScoreRequest(index, each.num_top, each.scores) for index, each in asked if each.num_top is not None
+        ScoreRequest(index, each.num_top, each.scores) for index, each in demands if each.num_top is not None
     ]
     return StepScores(logits, wanted) if wanted else None

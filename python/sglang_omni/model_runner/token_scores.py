@@ -33,7 +33,7 @@ class ScoreRequest(NamedTuple):
     """A request for the scores of the token that follows a row of logits.
 
     Attributes:
-        num_top: Alternatives to tell.
+        num_top: Alternatives to report.
         scores: Where the token's score is added.
     """
 
@@ -71,7 +71,7 @@ class PromptScores:
     """The scores of a prompt's tokens, filled in as its chunks are computed.
 
     Attributes:
-        num_top: Alternatives to tell.
+        num_top: Alternatives to report.
         scores: By position; the first has no ``logprob``.
     """
 

@@ -85,7 +85,7 @@ def decode_blocks(
         data: The encoded file; its format is found from its content.
         param: The request's field, for error messages.
         sample_rate: Rate of the result, in Hz.
-        max_seconds: Longest accepted clip. A file whose header tells more is refused at once, and decoding
+        max_seconds: Longest accepted clip. A file whose header claims more is refused at once, and decoding
             stops there, so that a small file cannot unfold into days.
         min_seconds: Shortest accepted clip.
         check: Called between the pieces of the work; an exception that it raises ends the work.

@@ -102,7 +102,7 @@ class _Parser:
             )
         content = message.get("content")
         if role == "assistant" and content is None:
-            content = _said_before(message, param)
+            content = _earlier_answer(message, param)
         # Chat templates do not know "developer", OpenAI's newer name of "system".
         rest = {key: value for key, value in message.items() if key not in _READ}
         if message.get("tool_calls"):
@@ -150,7 +150,7 @@ class _Parser:
         return len(self.media) - 1
 
 
-def _said_before(message: Mapping[str, Any], param: str) -> str:
+def _earlier_answer(message: Mapping[str, Any], param: str) -> str:
     """The text of an earlier spoken answer, which clients send back without content."""
     spoken = message.get("audio")
     if isinstance(spoken, Mapping) and isinstance(spoken.get("transcript"), str):

@@ -2,7 +2,7 @@
 
 OpenAI's clients send a content as a text or as a list of parts, and the arguments of a call as JSON text. A
 template is written for some of these forms, and loses, misprints or refuses others. What it reads is found by
-rendering short conversations: the source of a template with macros does not tell.
+rendering short conversations: the source of a template with macros does not show it.
 """
 
 from __future__ import annotations

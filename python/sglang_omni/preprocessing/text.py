@@ -188,7 +188,7 @@ class PromptEncoder:
             )
 
         text = rendered(messages)
-        # A tool's turn is told apart by the call that it answers.
+        # A tool's turn is known by the call that it answers.
         named = [
             index
             for index, message in enumerate(messages)

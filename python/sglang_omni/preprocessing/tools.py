@@ -13,7 +13,7 @@ from sglang_omni.proto import RequestError
 class Tools:
     """
     Attributes:
-        offered: OpenAI's tool objects, as the model is told of them; never empty.
+        offered: OpenAI's tool objects, as the model gets them; never empty.
         forced: Those of which the answer must call one; none if it may call or not.
         parallel: True if one answer may call several.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class IncomingMessage:
     """Stage -> scheduler. ``data`` is a StagePayload, a StreamItem, or None for ``stream_done``.
 
-    A ``stream_done`` carries the name of its source stage if the scheduler must tell several apart.
+    A ``stream_done`` carries the name of its source stage if the scheduler has several.
     """
 
     request_id: str

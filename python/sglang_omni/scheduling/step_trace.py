@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TypedDict
 
-# Steps that are told one by one; of later ones only their number and time.
+# Steps that are reported one by one; of later ones only their number and time.
 _MOST_STEPS = 16
-# Payloads and streams from and to other stages that are told.
+# Payloads and streams from and to other stages that are reported.
 _MOST_HOPS = 32
 
 

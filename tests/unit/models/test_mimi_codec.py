@@ -113,7 +113,7 @@ def test_a_codec_that_looks_ahead_is_refused(csm: CsmOracle) -> None:
 def test_a_codec_without_a_tensor_is_told(csm: CsmOracle) -> None:
     with pytest.raises(ValueError, match=r"decoder_transformer\.layers\.2"):
         streamed_mimi(csm, num_hidden_layers=3)
-    with pytest.raises(ValueError, match=r"config\.json does not tell of.*decoder_transformer\.layers\.1"):
+    with pytest.raises(ValueError, match=r"config\.json does not have.*decoder_transformer\.layers\.1"):
         streamed_mimi(csm, num_hidden_layers=1)
     with pytest.raises(ValueError, match="does not have the tensors of its config"):
         MimiEncoder.load(*settings(csm, num_hidden_layers=3))

@@ -130,7 +130,7 @@ def test_one_bad_recording_and_aborts_among_others(twins: Qwen3ASRTwins) -> None
     ],
 )
 def test_the_form_of_answers(twins: Qwen3ASRTwins, raw: str, language: str | None, text: str) -> None:
-    answer = PieceAnswer(twins.tokenizer, language_is_told=False)
+    answer = PieceAnswer(twins.tokenizer, language_is_given=False)
     pieces = []
     for token in twins.tokenizer.encode(raw).ids:
         answer.feed([token])

@@ -102,7 +102,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_answers(path: Path) -> None:
     tokenizer = load_tokenizer(path)
     for told, raw in ((True, ""), (False, "language English<asr_text>")):
-        answer, pieces = PieceAnswer(tokenizer, language_is_told=told), []
+        answer, pieces = PieceAnswer(tokenizer, language_is_given=told), []
         for token in tokenizer.encode(f"{raw} Well, {'you know, ' * 40}yes. ").ids:
             answer.feed([token])
             pieces.append(answer.take())

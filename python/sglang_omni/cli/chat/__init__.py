@@ -36,7 +36,7 @@ def main(argv: Sequence[str], *, prog: str) -> int:
         )
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 for the likeliest words")
-    parser.add_argument("--stats", action="store_true", help="tell after each answer how long it took")
+    parser.add_argument("--stats", action="store_true", help="print after each answer how long it took")
     add_connection_flags(parser)
     args = parser.parse_args(argv)
     return run(prog, lambda: _chat(args, prog))

@@ -121,13 +121,13 @@ def _tool_calls(message: dict[str, Any]) -> list[ToolCall]:
 
 
 def _logprobs(choice: dict[str, Any]) -> list[TokenLogprob]:
-    """Those of a chat's tokens, or in the lists of a completion; an id that a server does not tell is -1."""
-    told = choice.get("logprobs") or {}
-    if "tokens" in told:
+    """Those of a chat's tokens, or in the lists of a completion; an id that a server does not send is -1."""
+    sent = choice.get("logprobs") or {}
+    if "tokens" in sent:
         lists = (
-            told["tokens"],
-            told["token_logprobs"],
-            told.get("top_logprobs") or [None] * len(told["tokens"]),
+            sent["tokens"],
+            sent["token_logprobs"],
+            sent.get("top_logprobs") or [None] * len(sent["tokens"]),
         )
         return [
             replace(
@@ -138,7 +138,7 @@ def _logprobs(choice: dict[str, Any]) -> list[TokenLogprob]:
         ]
     return [
         replace(_logprob(token), top=[_logprob(other) for other in token.get("top_logprobs") or ()])
-        for token in told.get("content") or ()
+        for token in sent.get("content") or ()
     ]
 
 

@@ -107,9 +107,9 @@ class HttpConnection:
             finally:
                 await answer.aclose()
         except (httpx.HTTPError, ClientError, TimeoutError) as exc:
-            told = self._told(exc, call)
+            error = self._as_ours(exc, call)
             # Of a server that is not there, what lies below says nothing more.
-            raise told from (None if isinstance(told, ServerUnreachable) else exc)
+            raise error from (None if isinstance(error, ServerUnreachable) else exc)
 
     async def _answered(
         self, method: str, path: str, call: HttpCall, *, idempotent: bool, **content: Any
@@ -138,7 +138,7 @@ class HttpConnection:
             logger.info("%s %s is sent again in %.2f s: %s %s", method, path, pause, _short(failure), call)
             await asyncio.sleep(pause)
 
-    def _told(self, exc: Exception, call: HttpCall) -> Exception:
+    def _as_ours(self, exc: Exception, call: HttpCall) -> Exception:
         """A failure as the client's; those of the service name the request."""
         if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
             return ServerUnreachable(f"no server answers at {self.base_url}: {_reason(exc)}")
@@ -184,7 +184,7 @@ def _short(failure: httpx.Response | httpx.HTTPError) -> str:
 
 
 def _reason(exc: BaseException) -> str:
-    """What the system says, of which httpx tells only that attempts failed."""
+    """What the system says, of which httpx reports only that attempts failed."""
     cause: BaseException | None = exc
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno:

@@ -16,7 +16,7 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 _LOST = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 8.0
-# A server that asks for more is better asked by the caller, later.
+# A server that asks for more is better wanted by the caller, later.
 _LONGEST_ASKED_S = 60.0
 
 
@@ -25,7 +25,7 @@ def may_repeat(failure: httpx.Response | httpx.HTTPError, *, idempotent: bool) -
 
     Args:
         failure: An answer's head, or what was raised in its place.
-        idempotent: True if the server may be asked twice for the same.
+        idempotent: True if the server may be wanted twice for the same.
     """
     if isinstance(failure, httpx.Response):
         return failure.status_code in _NOT_BEGUN
@@ -41,14 +41,14 @@ def pause_before(attempt: int, failure: httpx.Response | httpx.HTTPError) -> flo
     Returns:
         None if the server asks for more than a minute.
     """
-    asked = _asked(failure) if isinstance(failure, httpx.Response) else None
-    if asked is not None:
-        return asked if asked <= _LONGEST_ASKED_S else None
+    wanted = _retry_after(failure) if isinstance(failure, httpx.Response) else None
+    if wanted is not None:
+        return wanted if wanted <= _LONGEST_ASKED_S else None
     # Random in its upper half: callers that failed together do not come back together.
     return min(_FIRST_PAUSE_S * 2 ** (attempt - 1), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
 
 
-def _asked(answer: httpx.Response) -> float | None:
+def _retry_after(answer: httpx.Response) -> float | None:
     """``Retry-After`` in seconds: a number, or a date."""
     value = answer.headers.get("retry-after", "")
     try:

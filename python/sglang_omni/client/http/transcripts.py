@@ -38,7 +38,7 @@ def transcript_form(call: HttpCall) -> dict[str, Any]:
 
 
 def recording_file(audio: bytes) -> tuple[str, bytes, str]:
-    """The form's file: its name, which tells OpenAI's servers the format, its content and its type."""
+    """The form's file: its name, by which OpenAI's servers know the format, its content and its type."""
     kind = media_kind(audio)
     return f"audio.{kind.ending}" if kind else "audio", audio, "application/octet-stream"
 

@@ -1,4 +1,4 @@
-"""What a realtime session tells: its events, typed, and a whole answer."""
+"""What a realtime session sends: its events, typed, and a whole answer."""
 
 from __future__ import annotations
 

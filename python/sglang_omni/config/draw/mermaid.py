@@ -21,8 +21,8 @@ def _lines(graph: PipelineGraph, ids: dict[str, str]) -> Iterator[str]:
         if stage.entry:
             yield f'request(("{_escaped(", ".join(graph.inputs) or "request")}")) --> {ids[stage.name]}'
         if stage.terminal:
-            told = _escaped(", ".join(stage.outputs) or "answer")
-            yield f'{ids[stage.name]} --> {ids[stage.name]}_out(("{told}"))'
+            outputs = _escaped(", ".join(stage.outputs) or "answer")
+            yield f'{ids[stage.name]} --> {ids[stage.name]}_out(("{outputs}"))'
     for edge in graph.edges:
         arrow = "-->" if edge.payload else "-.->"
         yield f'{ids[edge.source]} {arrow}|"{_escaped(edge.label)}"| {ids[edge.target]}'

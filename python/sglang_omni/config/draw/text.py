@@ -236,13 +236,13 @@ def _legend(graph: PipelineGraph, width: int) -> Iterator[str]:
     for edge in graph.edges:
         by_label.setdefault(edge.label, []).append(edge)
     for label, edges in by_label.items():
-        told = ", ".join(f"{edge.source} → {edge.target}" for edge in edges)
-        line = f"{'│' if edges[0].payload else '┊'} {label}: {told}"
+        joined = ", ".join(f"{edge.source} → {edge.target}" for edge in edges)
+        line = f"{'│' if edges[0].payload else '┊'} {label}: {joined}"
         yield from textwrap.wrap(line, width, subsequent_indent="  ")
     choosing = [stage.name for stage in graph.stages if stage.chooses]
     if choosing:
-        told = "each result goes to some of the stages that the lines lead to"
-        yield from textwrap.wrap(f"{', '.join(choosing)}: {told}", width)
+        meaning = "each result goes to some of the stages that the lines lead to"
+        yield from textwrap.wrap(f"{', '.join(choosing)}: {meaning}", width)
     for stage in graph.stages:
         if stage.waits_for:
             yield from textwrap.wrap(f"{stage.name} waits for {', '.join(stage.waits_for)}", width)

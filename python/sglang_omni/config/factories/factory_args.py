@@ -98,7 +98,7 @@ def _refuse_conflict(
 
 
 def refuse_unread_gpu(stage: StageConfig, accepts: Callable[[str], bool], arguments: Collection[str]) -> None:
-    """Raise ValueError if a stage is placed on a GPU and its factory would not be told so.
+    """Raise ValueError if a stage is placed on a GPU and its factory takes none.
 
     Args:
         stage: The stage.

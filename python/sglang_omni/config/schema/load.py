@@ -130,8 +130,8 @@ def _without_defaults(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
         value = getattr(model, name)
         # Stages are written even at a class's defaults, so that the file keeps its meaning when the defaults
         # change; so is each field of a relay that was set, because an unset device means another thing.
-        is_said = name == "stages" or (isinstance(model, RelayConfig) and name in model.model_fields_set)
-        if not is_said and value == field.get_default(call_default_factory=True):
+        is_set = name == "stages" or (isinstance(model, RelayConfig) and name in model.model_fields_set)
+        if not is_set and value == field.get_default(call_default_factory=True):
             continue
         if isinstance(value, BaseModel):
             kept[name] = _without_defaults(value, data[name])

@@ -180,10 +180,10 @@ class StageConfig(StrictModel):
         process: The process that this stage shares with all others that name it. Required without TP.
         wait_for: The stages whose payloads are merged into this stage's input.
         wait_for_fn: ``(request_id, from_stage, payload)`` -> the non-empty subset of ``wait_for`` to
-            expect for this request, or None if it cannot tell yet.
+            expect for this request, or None if it is not known yet.
         merge_fn: ``({stage: payload})`` -> the merged payload.
         stream_to: The stages that receive this stage's stream chunks.
-        stream_done_to_fn: ``(request_id, output)`` -> the subset of ``stream_to`` that is told of the end.
+        stream_done_to_fn: ``(request_id, output)`` -> the subset of ``stream_to`` that learns of the end.
         project_payload: Target stage -> function ``(payload)`` -> the part of the payload it needs.
         relay: Settings of the stage's relays; inferred from the placement when None.
         edge_relays: Target stage -> the relay backend of that edge, in place of the one its place implies.

@@ -77,7 +77,7 @@ class HiggsEncoder:
 
     def _rows(self, waves: Tensor) -> Tensor:
         """Rows (n, frames, acoustic and semantic channels) of waves (n, samples)."""
-        semantic = self._semantic(self._heard(waves))
+        semantic = self._semantic(self._semantic_input(waves))
         # As in the reference: the number of frames is that of the semantic part.
         if self._acoustic.frames(waves.shape[-1]) != semantic.shape[-1]:
             half = self._config.hop_length // 2
@@ -85,7 +85,7 @@ class HiggsEncoder:
         rows = torch.cat((self._acoustic(waves.unsqueeze(1)), semantic), dim=1)
         return F.linear(rows.transpose(1, 2), *self._mixing)
 
-    def _heard(self, waves: Tensor) -> Tensor:
+    def _semantic_input(self, waves: Tensor) -> Tensor:
         """The mean of all of HuBERT's layers, (n, channels, frames)."""
         heard = F.pad(resample(waves, self._config.sample_rate, self._hears_at), (_PADDING, _PADDING))
         layers = self._hubert(heard, output_hidden_states=True).hidden_states
@@ -153,7 +153,7 @@ def _hubert(path: Path, config: HiggsCodecConfig, dtype: torch.dtype, device: st
     # Only training masks what is heard.
     names = [name for name in weights.unread if not name.endswith(".masked_spec_embed")]
     tensors = {name.removeprefix(_SEMANTIC): weights.take_stored(name) for name in names}
-    model, told = HubertModel.from_pretrained(
+    model, report = HubertModel.from_pretrained(
         None,
         config=HubertConfig(**{**config.semantic, "mask_time_prob": 0.0, "mask_feature_prob": 0.0}),
         state_dict=tensors,
@@ -161,7 +161,7 @@ def _hubert(path: Path, config: HiggsCodecConfig, dtype: torch.dtype, device: st
         output_loading_info=True,
     )
     wrong = sorted(
-        str(name) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in told[kind]
+        str(name) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") for name in report[kind]
     )
     if wrong:
         raise ValueError(f"the HuBERT of {path} does not have the tensors of its config.json: {wrong[:5]}")

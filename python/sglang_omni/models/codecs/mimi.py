@@ -143,7 +143,7 @@ def _check(config: Any) -> None:
 
 
 def _config(fields: Mapping[str, Any]) -> Any:
-    """transformers' ``MimiConfig``, which has the defaults of what a checkpoint does not tell."""
+    """transformers' ``MimiConfig``, which has the defaults of what a checkpoint does not set."""
     from transformers import MimiConfig
 
     return MimiConfig(**{**fields, "attn_implementation": "sdpa"})
@@ -182,13 +182,13 @@ class MimiEncoder:
         weights = Checkpoint(path, None, prefix)
         tensors = {name.removeprefix(prefix): weights.take_stored(name) for name in weights.unread}
         # transformers knows under which names its own class of this version has them.
-        module, told = MimiModel.from_pretrained(
+        module, report = MimiModel.from_pretrained(
             None, config=_config(fields), state_dict=tensors, dtype=dtype, output_loading_info=True
         )
         wrong = sorted(
             str(name)
             for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-            for name in told[kind]
+            for name in report[kind]
         )
         if wrong:
             raise ValueError(f"the codec of {path} does not have the tensors of its config.json: {wrong[:5]}")

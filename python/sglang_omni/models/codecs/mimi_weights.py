@@ -164,12 +164,12 @@ class MimiWeights:
     def finish(self) -> None:
         """
         Raises:
-            ValueError: The decoder has tensors that ``config`` does not tell of.
+            ValueError: The decoder has tensors that ``config`` does not have.
         """
         names = [name.removeprefix(self._prefix) for name in self._checkpoint.unread]
         unknown = [name for name in names if not name.startswith(_OTHERS)]
         if unknown:
-            raise ValueError(f"the codec has tensors that config.json does not tell of: {unknown[:5]}")
+            raise ValueError(f"the codec has tensors that config.json does not have: {unknown[:5]}")
 
     def _conv(self, name: str, inputs: int, outputs: int, kernel: int, dilation: int = 1) -> CausalConv:
         weight = self._take(f"{name}.conv.weight", outputs, inputs, kernel)

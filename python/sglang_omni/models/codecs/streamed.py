@@ -67,7 +67,7 @@ class StreamedNetwork(ABC):
 
     Args:
         name: In warnings.
-        probe: (1, ..., unit), any input of one frame, by which is told what a stream keeps.
+        probe: (1, ..., unit), any input of one frame, which shows what a stream keeps.
         window: Of a transformer that uses ``StreamMemory.update``.
     """
 

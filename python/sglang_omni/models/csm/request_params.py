@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_omni.preprocessing.request_params import RequestParams, TaskParams
 
-# The model tells speakers apart by numbers. What each sounds like is told by a recording, or else by chance.
+# Speakers are numbers. What each sounds like is decided by a recording, or else by chance.
 SPEAKERS = tuple(map(str, range(10)))
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens")
 

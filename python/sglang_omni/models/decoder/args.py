@@ -87,9 +87,9 @@ class ChatArgs(TypedDict, total=False):
         context_length: A shorter context than the checkpoint's.
         chat_template: The file of a template to take instead of the checkpoint's.
         tool_call_parser: The name of the format in which the model writes calls of tools; None for the one
-            that its chat template tells.
+            that its chat template shows.
         reasoning_parser: The name of the marks around what the model thinks, or ``"none"`` to leave them in
-            the answer; None for those that its chat template tells.
+            the answer; None for those that its chat template shows.
     """
 
     context_length: int | None

@@ -190,7 +190,7 @@ def text_model_demand(model_path: str | Path, args: Mapping[str, Any]) -> Memory
     """The demand of one rank of a checkpoint that holds nothing but a language model, of any architecture.
 
     Raises:
-        FileNotFoundError, ValueError: The checkpoint cannot be read, or does not tell its shape.
+        FileNotFoundError, ValueError: The checkpoint cannot be read, or does not have its shape.
     """
     path = Path(model_path) / "config.json"
     fields = json.loads(path.read_text(encoding="utf-8"))
@@ -200,7 +200,7 @@ def text_model_demand(model_path: str | Path, args: Mapping[str, Any]) -> Memory
     except KeyError as exc:
         raise ValueError(f"{path}: {missing_field(exc)}") from exc
     except TypeError as exc:
-        raise ValueError(f"{path} does not tell the size of a token's keys and values: {exc!r}") from exc
+        raise ValueError(f"{path} does not have the size of a token's keys and values: {exc!r}") from exc
     weights, loading = weights_and_loading(tensor_sizes(model_path), ("",), args)
     # SGLang's own classes alone do; which model gets one is known only when it is loaded.
     captures_prompts = args.get("engine") != "omni" and args.get("cuda_graph") is not False

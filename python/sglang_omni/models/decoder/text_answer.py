@@ -151,8 +151,8 @@ def new_text(request: EngineRequest) -> dict[str, Any]:
         text = detokenizer.take()
         news = {"text": text} if text else {}
     if news:
-        told, detokenizer.num_reported = detokenizer.num_reported, len(request.output_token_ids)
-        news["token_ids"] = request.output_token_ids[told:]
+        before, detokenizer.num_reported = detokenizer.num_reported, len(request.output_token_ids)
+        news["token_ids"] = request.output_token_ids[before:]
     return news
 
 

@@ -37,12 +37,12 @@ def with_logprobs(
 
 def all_logprobs(request: EngineRequest, token_bytes: TokenBytes) -> dict[str, Any]:
     """A finished request's ``logprobs`` and ``prompt_logprobs``, if wanted."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if request.demands is not None and request.demands.num_top is not None:
-        told["logprobs"] = _wire(request.demands.scores, token_bytes)
+        fields["logprobs"] = _wire(request.demands.scores, token_bytes)
     if request.prompt_scores is not None:
-        told["prompt_logprobs"] = _wire(request.prompt_scores.scores, token_bytes)
-    return told
+        fields["prompt_logprobs"] = _wire(request.prompt_scores.scores, token_bytes)
+    return fields
 
 
 def _wire(scores: Sequence[TokenScore], token_bytes: TokenBytes) -> list[dict[str, Any]]:

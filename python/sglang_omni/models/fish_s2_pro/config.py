@@ -27,8 +27,8 @@ _MODELS = ("voice_encoder", "dual_ar", "codec")
 class FishS2PipelineConfig(SpeechPipelineConfig):
     """Text in, speech out, in the model's voice or in that of a recording.
 
-    ``model_path`` is a checkpoint in the published layout. ``dual_ar`` tells how the speech ended and what it
-    took, ``codec`` has the sound.
+    ``model_path`` is a checkpoint in the published layout. ``dual_ar`` reports how the speech ended and what
+    it took, ``codec`` has the sound.
     """
 
     terminal_modalities: ClassVar[dict[str, str]] = {"codec": "audio"}

@@ -45,8 +45,8 @@ class SpokenLimits:
             RequestError: The text is too long.
         """
         if len(text) > self.speech_chars:
-            told = f"input is {len(text)} characters long; the limit is {self.speech_chars}"
-            raise RequestError(told, param="input", code="invalid_value")
+            problem = f"input is {len(text)} characters long; the limit is {self.speech_chars}"
+            raise RequestError(problem, param="input", code="invalid_value")
 
     def recording(
         self, sound: str | bytes, sample_rate: int, check: Check, *, param: str = "ref_audio"
@@ -127,8 +127,8 @@ class SpeechPreprocessor:
         limits.check_length(speech.text)
         voice = model.voices[0] if speech.voice is None else speech.voice
         if voice not in model.voices:
-            told = f"unknown voice {voice!r}: this model's are {', '.join(model.voices)}"
-            raise RequestError(told, param="voice", code="unsupported_value")
+            problem = f"unknown voice {voice!r}: this model's are {', '.join(model.voices)}"
+            raise RequestError(problem, param="voice", code="unsupported_value")
         texts = [text for text in passages(speech.text, limits.part_bytes) if any(map(str.isalnum, text))]
         parts = [model.turn(voice, text, check) for text in texts]
         if not parts:
@@ -143,10 +143,10 @@ class SpeechPreprocessor:
             frames = -(-len(recording["samples"]) // model.frame_samples)
             length += len(data["reference"]) + frames + model.turn_positions
         if length >= model.context_length:
-            told = f"text and recording take {length} of the model's {model.context_length} positions"
+            problem = f"text and recording take {length} of the model's {model.context_length} positions"
             param = "ref_audio" if "recording" in data else "input"
             raise RequestError(
-                f"{told}, which the speech needs too", param=param, code="context_length_exceeded"
+                f"{problem}, which the speech needs too", param=param, code="context_length_exceeded"
             )
         request = OmniRequest(None, params, payload.request.metadata)
         return StagePayload(payload.request_id, request, data)
@@ -159,6 +159,6 @@ def _reference(params: Mapping[str, Any]) -> tuple[str | bytes, str] | None:
         return None
     if sound is None or not isinstance(said, str) or not said.strip():
         missing = "ref_audio" if sound is None else "ref_text"
-        told = f"{missing} is missing: a voice is its recording, ref_audio, with what it says, ref_text"
-        raise RequestError(told, param=missing, code="missing_required_parameter")
+        problem = f"{missing} is missing: a voice is its recording, ref_audio, with what it says, ref_text"
+        raise RequestError(problem, param=missing, code="missing_required_parameter")
     return sound, said

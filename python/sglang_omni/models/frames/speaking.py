@@ -164,7 +164,7 @@ class FrameSpeaker:
         )
         rows = prompt(heard)
         state = _Part(rows, speech, self._pattern)
-        # Keys and values depend on all codes of a frame, which no token tells.
+        # Keys and values depend on all codes of a frame, which no token holds.
         request = EngineRequest(
             payload.request_id,
             [0] * len(rows),

@@ -28,8 +28,8 @@ def codec_dir(model_path: str | Path, codec_path: str | None, *, weights: bool =
     if named is None and (directory / _FOLDER).is_dir():
         return directory / _FOLDER
     if named is None:
-        told = read_json(directory / "processor_config.json").get("audio_tokenizer") or {}
-        named = told.get("audio_tokenizer_name_or_path")
+        config = read_json(directory / "processor_config.json").get("audio_tokenizer") or {}
+        named = config.get("audio_tokenizer_name_or_path")
         if named and (directory / named).is_dir():
             return directory / named
     if named and hub.is_repo_id(named):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sglang_omni.preprocessing.request_params import RequestParams, TaskParams
 
-# The model chooses a voice by the text and the scene, unless a recording tells it.
+# The model chooses a voice by the text and the scene, unless a recording sets it.
 VOICES = ("default",)
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_new_tokens")
 

@@ -47,7 +47,7 @@ class MediaRules(ABC):
         ``get_rope_index``, also for a part of the prompt that ``media`` belongs to.
 
         Raises:
-            ValueError: The positions cannot be told.
+            ValueError: The positions cannot be known.
         """
 
     @abstractmethod

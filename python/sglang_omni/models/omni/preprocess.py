@@ -40,7 +40,7 @@ class MediaPreprocessor(Generic[Rules]):
         checkpoint: The model.
         limits: Of a request's media; None for the defaults.
         takes: Accepted kinds of media.
-        video_fps: Frames to take of each second of a video if the request does not tell; None takes all.
+        video_fps: Frames to take of each second of a video if the request has none; None takes all.
         context_length: A shorter context than the checkpoint's.
         allowed_media_hosts: Hosts of media URLs, as in ``media_bytes``.
         chat_template: As for ``PromptEncoder``.

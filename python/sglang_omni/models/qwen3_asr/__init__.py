@@ -1,1 +1,1 @@
-"""Qwen3-ASR: recordings of any length to text in some thirty languages, which it tells apart."""
+"""Qwen3-ASR: recordings of any length to text in some thirty languages, which it recognizes."""

@@ -152,8 +152,8 @@ class RecordingEngine:
         self._decoder.reset_counters()
 
     def stats(self) -> dict[str, int]:
-        told = self._decoder.stats()
-        return told | {
+        stats = self._decoder.stats()
+        return stats | {
             "num_running_reqs": len(self._open),
             "max_running_reqs": self._max_running,
             "num_queue_reqs": len(self._line),
@@ -228,7 +228,7 @@ class RecordingEngine:
                 max_new_tokens=most if asked is None else min(asked, most),
                 seed=None if seed is None else seed + request.num_pieces,
             ),
-            PieceAnswer(self._tokenizer, language_is_told=request.data["language"] is not None),
+            PieceAnswer(self._tokenizer, language_is_given=request.data["language"] is not None),
             state=ThinkerState(places, embeds, torch.empty(0, dtype=torch.long)),
             cacheable=False,
         )

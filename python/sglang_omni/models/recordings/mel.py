@@ -25,7 +25,7 @@ def in_relation(frames: Tensor, loudest: float) -> Tensor:
 
 
 class MelFilters:
-    """The spectrogram's window and filters, as ``preprocessor_config.json`` tells them.
+    """The spectrogram's window and filters, as ``preprocessor_config.json`` has them.
 
     Attributes:
         num_bins: Mel bands.

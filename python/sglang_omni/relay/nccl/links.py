@@ -1,7 +1,7 @@
 """Connections by which a receiver asks for payloads, each with the process group that brings them.
 
 The protocol, in frames of fixed size: the receiver says hello with the token that its sender has
-announced, and is told how the group is made. Then it asks for one ticket after another; each is
+announced, and is sent how the group is made. Then it asks for one ticket after another; each is
 granted or refused, sent through the group, and acknowledged. A side that is gone closes the connection.
 """
 
@@ -319,7 +319,7 @@ class Link:
     def _meet(self, connection: socket.socket, by_nccl: bool) -> PairGroup:
         """The group, which is given up as soon as the sender is gone or the link closed.
 
-        It is made in another thread, because an engine that waits for a peer cannot be told to stop.
+        It is made in another thread, because an engine that waits for a peer cannot be stopped.
         """
         made: Future[PairGroup] = Future()
         made.add_done_callback(lambda _: self._wake_up())

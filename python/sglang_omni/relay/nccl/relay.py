@@ -82,7 +82,7 @@ class NcclRelay(Relay):
         self._server: PairServer | None = None
         self._links: dict[tuple[str, int, bytes], Link] = {}
         self._closed = False
-        # Before the interpreter ends its threads are waited for, which must have been told.
+        # Before the interpreter ends its threads are waited for, which must have been notified.
         atexit.register(self.close)
 
     # --- sending ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The store of a pair: over the connection they have, two processes tell each other where they listen."""
+"""The store of a pair: over the connection they have, two processes send each other where they listen."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rendezvous(dist.Store):
         """See ``dist.Store.set``."""
         self._entries[key] = value
         if threading.get_ident() != self._thread:
-            return  # NCCL's watchdog tells all ranks of its troubles, at any time: a link has its own ways.
+            return  # NCCL's watchdog sends all ranks its troubles, at any time: a link has its own ways.
         name = key.encode()
         self._connection.sendall(_ENTRY.pack(len(name), len(value)) + name + value)
 

@@ -18,7 +18,7 @@ class Source(NamedTuple):
         nbytes: Its size.
         generation: The generation that the slots' header must have.
         checksum: Of header and payload; None if the header must be read once more instead.
-        ticket: The number that tells the peer that the payload has been read.
+        ticket: The number by which the peer learns that the payload has been read.
     """
 
     peer: Mapping[str, Any]

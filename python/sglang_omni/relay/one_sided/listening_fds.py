@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Listener(NamedTuple):
-    """A listening TCP socket of this process: its file descriptor, and what tells it from a later one."""
+    """A listening TCP socket of this process: its file descriptor, and what no later one has."""
 
     fd: int
     inode: int
@@ -39,7 +39,7 @@ def listeners() -> set[Listener]:
 def occupy(lost: Iterable[Listener]) -> None:
     """Take the descriptor numbers of listeners that a library has lost, for good.
 
-    A library that tells its sockets apart by those numbers takes a later one for the one that is lost.
+    A library that knows its sockets by those numbers takes a later one for the one that is lost.
 
     Raises:
         OSError: This process may open no more files.

@@ -1,7 +1,7 @@
 """Mooncake's Transfer Engine: a receiver reads the sender's memory over TCP or RDMA.
 
 Peers find each other without a metadata server: each put's metadata says where the sender's engine
-listens. **The engine listens on every interface, whatever host it is told, and takes no credentials:
+listens. **The engine listens on every interface, whatever host it is given, and takes no credentials:
 a stranger who reaches its ports can read and write the registered memory.** So it refuses to start on a host
 with a public address unless ``allow_public`` is set.
 
@@ -73,7 +73,7 @@ class MooncakeRelay(OneSidedRelay):
         if protocol not in ("tcp", "rdma"):
             raise ValueError(f"the mooncake relay's protocol is 'tcp' or 'rdma', not {protocol!r}")
         check_address("mooncake", host, allow_public)
-        # It listens there too, whatever it is told.
+        # It listens there too, whatever it is given.
         check_address("mooncake", "0.0.0.0", allow_public)
         self._options = (host, protocol, rdma_devices)
         super().__init__("mooncake", engine_id, slot_size_mb, credits, timeout_s, keep_s)
@@ -161,14 +161,14 @@ class MooncakeEngine:
             # notifies after a transfer only: one of nothing, over TCP and RDMA, is over at once.
             message = self._api.TransferNotify("", notify.decode())
             if _try_twice(partial(transfer, 0, read, message)) != 0:
-                logger.warning("mooncake has read a payload and could not tell its sender")
+                logger.warning("mooncake has read a payload and could not notify its sender")
 
     def knows(self, source: Source) -> bool:
         """See ``TransferEngine``. Another thread makes the connection."""
         return True
 
     def _check_local(self, into: Slots, nbytes: int) -> None:
-        """Over TCP the engine writes wherever it is told to."""
+        """Over TCP the engine writes wherever a peer wants."""
         segment = into.segment
         if self._registered.get(segment.address) != segment.nbytes or nbytes > into.nbytes:
             raise RelayReadError(

@@ -314,8 +314,8 @@ def _devices(host: str) -> str:
         return device_of("127.0.0.1") if is_loopback(host) else ",".join([device_of(host), *_rdma_ports()])
     except ValueError as error:
         raise ValueError(
-            f"the nixl relay cannot tell which device peers reach it by: {error}. Name an address of this "
-            "host, or set UCX_NET_DEVICES"
+            f"the nixl relay does not know the device by which peers reach it: {error}. Name an address of "
+            "this host, or set UCX_NET_DEVICES"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """A relay over a transfer engine that reads a peer's memory: the common part of nixl and mooncake.
 
 The sender packs a payload into slots of registered memory and announces where they are. The receiver
-reads them into slots of its own, hands out views of those, and tells the sender by a notification of
+reads them into slots of its own, hands out views of those, and notifies the sender of
 the engine. How it knows that what it has got is the payload and nothing else:
 
 - A payload of up to ``CHECKED_BYTES`` is announced with a checksum of header and payload, and takes one

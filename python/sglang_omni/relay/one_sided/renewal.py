@@ -3,7 +3,7 @@
 UCX closes its listening socket for good when it cannot take a connection, having no file left for one or
 getting a network error: connected peers stay connected, others are refused. A new engine then takes over,
 with the same memory, under an address that is announced from then on. The one before goes on to serve the
-peers that were told of it.
+peers that have its address.
 """
 
 from __future__ import annotations

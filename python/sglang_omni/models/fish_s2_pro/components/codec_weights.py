@@ -29,7 +29,7 @@ from sglang_omni.models.codecs.snake import Snake
 from sglang_omni.models.codecs.window_transformer import WindowLayer, WindowTransformer
 
 FILE = "codec.pth"
-# What the authors' settings say and tensors do not tell.
+# What the authors' settings have and tensors do not show.
 _DILATIONS = (1, 3, 9)
 _ROPE_BASE, _NORM_EPS, _HEAD_DIM = 10_000.0, 1e-5, 64
 # Added to a Snake's frequency where its inverse is taken.

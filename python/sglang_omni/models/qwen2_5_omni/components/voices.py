@@ -94,7 +94,7 @@ def _read(path: Path) -> Any:
     try:
         return torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError:
-        # torch's own text tells to read it in a way that runs what is in it.
+        # torch's own text says to read it in a way that runs what is in it.
         raise ValueError("it is no file of tensors") from None
 
 

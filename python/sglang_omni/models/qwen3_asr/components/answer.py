@@ -42,17 +42,17 @@ class PieceAnswer:
     the model's authors, loops are removed before that is read.
 
     Args:
-        language_is_told: True if the prompt has the language and the mark.
+        language_is_given: True if the prompt has the language and the mark.
 
     Attributes:
         language: The code of the language that the model names; None if it names none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, language_is_told: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, language_is_given: bool) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._written, self._without_loops = TrimmedText(), WithoutLoops()
         self._trimmed = TrimmedText()
-        self._in_text = language_is_told
+        self._in_text = language_is_given
         self._head = ""
         self._new = ""
         self.language: str | None = None

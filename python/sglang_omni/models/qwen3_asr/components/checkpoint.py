@@ -62,9 +62,9 @@ class Qwen3ASRCheckpoint:
         own = "thinker_config" in fields
         parts = fields["thinker_config"] if own else fields
         generation = directory / "generation_config.json"
-        told = json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {}
+        stored = json.loads(generation.read_text(encoding="utf-8")) if generation.exists() else {}
         try:
-            ends = end_tokens(told, fields, parts, parts["text_config"]) or _ENDS
+            ends = end_tokens(stored, fields, parts, parts["text_config"]) or _ENDS
             text = _decoder(parts["text_config"], parts, ends)
             audio = {name: value for name, value in parts["audio_config"].items() if name not in _FOREIGN}
         except (KeyError, ValueError) as exc:

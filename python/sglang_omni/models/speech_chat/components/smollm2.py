@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# The version in the directory's name tells this converter's output from that of earlier ones.
+# The version in the directory's name distinguishes this converter's output from earlier ones.
 _CHECKPOINT_NAME = "smollm2-135m-instruct-q4_1-v2"
 # At the model card's temperature of 0.2 these 4-bit weights begin every second answer in another language:
 # their likeliest first tokens are nearly equal. Without the penalty long answers repeat themselves.

@@ -1,4 +1,4 @@
-"""The segments of a window, cut where its tokens tell times, and where the next window begins."""
+"""The segments of a window, cut where its tokens are times, and where the next window begins."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Beginning(BatchItem):
 
     Attributes:
         tokens: From position 0.
-        start: The index in ``tokens`` of the start token, after which the model tells silence.
+        start: The index in ``tokens`` of the start token, after which the model marks silence.
         chosen: The next token, afterwards.
         no_speech: The probability of silence, afterwards.
     """
@@ -198,8 +198,8 @@ class WhisperModel:
         logprobs = logits.log_softmax(dim=-1)
         # Drawn without filters, so that reading corrects none.
         chosen = self._sampler.choose(logits, [item.draw for item in items]).tokens
-        told = torch.stack([chosen.double(), logprobs.gather(1, chosen[:, None])[:, 0].double()])
-        for item, token, logprob in zip(items, *told.tolist(), strict=True):
+        chosen_pairs = torch.stack([chosen.double(), logprobs.gather(1, chosen[:, None])[:, 0].double()])
+        for item, token, logprob in zip(items, *chosen_pairs.tolist(), strict=True):
             item.chosen = ChosenToken(int(token), logprob)
 
     def _slots(self, items: Sequence[Any]) -> Tensor:

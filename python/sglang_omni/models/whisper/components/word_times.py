@@ -109,15 +109,15 @@ def _characters(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -
     whole = decode(tokens)
     found: list[Word] = []
     indices: list[int] = []
-    told = 0
+    settled = 0
     for index in range(len(tokens)):
         indices.append(index)
         text = decode([tokens[each] for each in indices])
         broken = text.find(_BROKEN)
         # The text itself may have the sign that stands for a broken character.
-        if broken < 0 or whole[told + broken : told + broken + 1] in ("", _BROKEN):
+        if broken < 0 or whole[settled + broken : settled + broken + 1] in ("", _BROKEN):
             found.append(Word(text, indices))
-            indices, told = [], told + len(text)
+            indices, settled = [], settled + len(text)
     return found
 
 
