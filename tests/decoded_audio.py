@@ -1,4 +1,4 @@
-"""Whether encoded audio holds the sound it should, by each decoder that people use for it."""
+"""Checks that encoded audio holds the sound it should, by each decoder that people use for it."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class Act:
 def http(status: int, body: Any, length: int | None = None, **headers: str) -> bytes:
     """A whole answer; ``length`` tells another length than that of the body."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    told = {"content-length": str(len(content) if length is None else length), **headers}
-    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in told.items())
+    reported = {"content-length": str(len(content) if length is None else length), **headers}
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in reported.items())
     return f"HTTP/1.1 {status} Said\r\n{lines}connection: close\r\n\r\n".encode() + content
 
 

@@ -52,13 +52,13 @@ class Collector:
 
     def take(self, message: ExportTraceServiceRequest) -> None:
         for resource in message.resource_spans:
-            told = {a.key: a.value.string_value for a in resource.resource.attributes}
+            reported = {a.key: a.value.string_value for a in resource.resource.attributes}
             for scope in resource.scope_spans:
                 for span in scope.spans:
                     attributes = {a.key: next(iter(MessageToDict(a.value).values())) for a in span.attributes}
                     self.spans.append(
                         KeptSpan(
-                            told["service.name"],
+                            reported["service.name"],
                             span.name,
                             span.trace_id.hex(),
                             span.span_id.hex(),

@@ -10,7 +10,7 @@ import psutil
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it does anything; one that is dead and not collected yet does not."""
+    """True if it does anything; one that is dead and not collected yet does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

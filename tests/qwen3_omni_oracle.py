@@ -141,7 +141,7 @@ class Oracle:
         Args:
             max_tokens: Longest answer.
             max_frames: Longest speech, in frames of 80 ms.
-            audio: Whether to speak the answer.
+            audio: True if the answer is spoken.
             stop: Texts that end the answer, and are in its tokens.
         """
         inputs = self.inputs(messages, use_audio_in_video=use_audio_in_video, **processor)

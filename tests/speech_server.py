@@ -82,7 +82,7 @@ def samples(pcm: bytes) -> np.ndarray:
 
 
 def equals(heard: np.ndarray, expected: Any) -> bool:
-    """Whether samples are those of a tensor, within the rounding of PCM."""
+    """True if samples are those of a tensor, within the rounding of PCM."""
     return heard.shape == tuple(expected.shape) and float(np.abs(heard - expected.numpy()).max()) <= CLOSE
 
 

@@ -33,7 +33,7 @@ class Piece(NamedTuple):
     is_first: bool
 
     @property
-    def told(self) -> tuple[float, float, list[int]]:
+    def reported(self) -> tuple[float, float, list[int]]:
         """What a segment of the answer tells of it, too."""
         return self.start, self.end, self.tokens
 
@@ -68,7 +68,7 @@ class WhisperTwins:
 
     def expected(self, samples: NDArray[np.float32], **options: Any) -> list[tuple[float, float, list[int]]]:
         """The segments of ``generate`` that say something."""
-        return [piece.told for piece in self.written(samples, **options) if self.text(piece.tokens)]
+        return [piece.reported for piece in self.written(samples, **options) if self.text(piece.tokens)]
 
     def written(self, samples: NDArray[np.float32], **options: Any) -> list[Piece]:
         """All segments of ``generate``, those of nothing but white space too.
@@ -93,8 +93,8 @@ class WhisperTwins:
             times = [token for token in tokens if token >= begin]
             if is_first and times == [begin]:
                 end = 0.01 * at + 0.02 * ((num_frames - at) // 2)
-            told = each["token_timestamps"].tolist() if "token_timestamps" in each else []
-            pieces.append(Piece(round(start, 3), round(end, 3), tokens, told, is_first))
+            reported = each["token_timestamps"].tolist() if "token_timestamps" in each else []
+            pieces.append(Piece(round(start, 3), round(end, 3), tokens, reported, is_first))
         return pieces
 
     def text(self, tokens: list[int]) -> str:

@@ -41,19 +41,19 @@ def samples(wav: Path) -> bytes:
         return file.readframes(file.getnframes())
 
 
-async def next_of(session: RealtimeSession, told: dict, *kinds: str) -> None:
+async def next_of(session: RealtimeSession, reported: dict, *kinds: str) -> None:
     """Reads events up to one of these kinds, an event of the SDK or of the server."""
     async for event in session:
         names = [event.type]
         if event.type == "error":
-            told["errors"].append(str(event.error))
+            reported["errors"].append(str(event.error))
         elif event.type == "raw_model_event" and event.data.type == "raw_server_event":
             names.append(event.data.data["type"])
             if names[-1] == "session.updated":
-                told["session"] = event.data.data["session"]
+                reported["session"] = event.data.data["session"]
             elif names[-1] == "error":
-                told["errors"].append(event.data.data["error"]["message"])
-        told["events"] += names
+                reported["errors"].append(event.data.data["error"]["message"])
+        reported["events"] += names
         if not set(kinds).isdisjoint(names):
             return
 
@@ -65,7 +65,7 @@ async def say(session: RealtimeSession, wav: Path) -> None:
 
 
 async def talk(base_url: str, model: str, wavs: list[Path]) -> dict:
-    told: dict = {"errors": [], "events": []}
+    reported: dict = {"errors": [], "events": []}
     agent = RealtimeAgent(name="A", instructions=INSTRUCTIONS, tools=[population])
     url = base_url.replace("http", "ws", 1) + f"/realtime?model={model}"
     runner = RealtimeRunner(agent)
@@ -73,25 +73,25 @@ async def talk(base_url: str, model: str, wavs: list[Path]) -> dict:
         for number, wav in enumerate(wavs, 1):
             await say(session, wav)
             if number == 2:
-                await next_of(session, told, "audio_interrupted")
-            await next_of(session, told, "audio" if number == 1 else "response.done")
+                await next_of(session, reported, "audio_interrupted")
+            await next_of(session, reported, "audio" if number == 1 else "response.done")
             if number == 2:
                 # The end of the answer that was interrupted is the first.
-                await next_of(session, told, "response.done")
-        told["messages"] = [
+                await next_of(session, reported, "response.done")
+        reported["messages"] = [
             {"role": item.role, "content": [getattr(part, "transcript", None) for part in item.content]}
             for item in session._history
             if item.type == "message"
         ]
-    del told["events"]
-    return told
+    del reported["events"]
+    return reported
 
 
 async def spoken(base_url: str, model: str, wav: Path) -> dict:
     provider = OpenAIProvider(api_key="none", base_url=base_url, use_responses=True)
     agent = Agent(name="A", instructions=INSTRUCTIONS, model=provider.get_model(model))
     voices = OpenAIVoiceModelProvider(api_key="none", base_url=base_url)
-    told = {}
+    reported = {}
     for kind in ("whole", "streamed"):
         pipeline = VoicePipeline(
             workflow=SingleAgentVoiceWorkflow(agent),
@@ -108,13 +108,13 @@ async def spoken(base_url: str, model: str, wav: Path) -> dict:
             result = await pipeline.run(given)
         async for event in result.stream():
             if event.type == "voice_stream_event_audio":
-                told[kind] = len(event.data)
+                reported[kind] = len(event.data)
                 break
-    return told
+    return reported
 
 
 async def runs(base_url: str, model: str) -> dict:
-    told = {}
+    reported = {}
     for use_responses in (False, True):
         agent = Agent(
             name="A",
@@ -127,12 +127,12 @@ async def runs(base_url: str, model: str) -> dict:
         name = "responses" if use_responses else "chat"
         streamed = Runner.run_streamed(agent, "How many people live in Rome?", run_config=config)
         events = [event.type async for event in streamed.stream_events()]
-        told[name] = {
+        reported[name] = {
             "items": [item.type for item in streamed.new_items],
             "answer": streamed.final_output,
             "deltas": events.count("raw_response_event"),
         }
-    return told
+    return reported
 
 
 async def everything(base_url: str, model: str, wavs: list[Path]) -> dict:

@@ -131,7 +131,7 @@ async def talk(base_url: str, model: str, wavs: list[Path]) -> dict:
     # What was said last is put down a moment after it was heard.
     while len(messages := [item for item in session.history.items if item.type == "message"]) < 2 * len(wavs):
         await asyncio.sleep(0.05)
-    told = {
+    reported = {
         "messages": [
             {"role": item.role, "content": item.text_content, "interrupted": item.interrupted}
             for item in messages
@@ -141,7 +141,7 @@ async def talk(base_url: str, model: str, wavs: list[Path]) -> dict:
         "errors": errors.texts,
     }
     await session.aclose()
-    return told
+    return reported
 
 
 if __name__ == "__main__":

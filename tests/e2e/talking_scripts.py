@@ -19,5 +19,5 @@ def run(talk: Callable[[str, str, list[Path]], Awaitable[Any]]) -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("wavs", nargs="+", type=Path)
     options = parser.parse_args()
-    told = asyncio.run(asyncio.wait_for(talk(options.base_url, options.model, options.wavs), PATIENCE))
-    print(json.dumps(told))
+    reported = asyncio.run(asyncio.wait_for(talk(options.base_url, options.model, options.wavs), PATIENCE))
+    print(json.dumps(reported))

@@ -109,7 +109,7 @@ def test_many_at_once_are_answered_as_alone(composed: httpx.Client) -> None:
     assert together == alone * 4
 
 
-def test_what_the_language_model_refuses_is_told_in_its_words(composed: httpx.Client) -> None:
+def test_what_the_language_model_refuses_is_reported_in_its_words(composed: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1_000_000}
     answer = composed.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400
@@ -134,10 +134,10 @@ def test_a_caller_who_leaves_ends_the_request_at_the_part(
     wait_until(lambda: count("aborted") == aborted + 1, "the answer goes on at the part")
 
 
-def test_the_key_is_told_to_the_servers_alone(cascade: ServedProcess, composed: httpx.Client) -> None:
-    told = [composed.get(path).text for path in ("/get_server_info", "/v1/models", "/metrics")]
-    assert "/v1" in told[0]  # the parts' URLs
-    assert KEY not in "".join([*told, cascade.text])
+def test_the_key_is_reported_to_the_servers_alone(cascade: ServedProcess, composed: httpx.Client) -> None:
+    reported = [composed.get(path).text for path in ("/get_server_info", "/v1/models", "/metrics")]
+    assert "/v1" in reported[0]  # the parts' URLs
+    assert KEY not in "".join([*reported, cascade.text])
 
 
 def test_a_language_model_of_this_machine_between_parts_elsewhere(

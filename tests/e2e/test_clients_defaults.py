@@ -64,20 +64,20 @@ def scripts(fleet: ServedProcess, wavs: list[Path]) -> Iterator[dict[str, Future
 
 
 def test_livekit_holds_a_conversation_with_an_interruption(scripts: dict[str, Future[Any]]) -> None:
-    told = scripts["livekit"].result()
-    assert told["errors"] == []
-    assert told["interrupted"] == 1
-    messages = told["messages"]
+    reported = scripts["livekit"].result()
+    assert reported["errors"] == []
+    assert reported["interrupted"] == 1
+    messages = reported["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant"] * 3
     assert [message["interrupted"] for message in messages[1::2]] == [True, False, False]
-    for heard in (told["heard"], [message["content"] for message in messages[::2]]):
+    for heard in (reported["heard"], [message["content"] for message in messages[::2]]):
         assert ["story" in heard[0], "France" in heard[1], "Italy" in heard[2]] == [True] * 3
     assert "Paris" in messages[3]["content"]
 
 
 def test_openais_agents_talk_and_run(scripts: dict[str, Future[Any]]) -> None:
-    told = scripts["agents"].result()
-    realtime = told["realtime"]
+    reported = scripts["agents"].result()
+    realtime = reported["realtime"]
     assert realtime["errors"] == []
     session = realtime["session"]
     assert session["instructions"] == "You are a helpful assistant."
@@ -87,20 +87,20 @@ def test_openais_agents_talk_and_run(scripts: dict[str, Future[Any]]) -> None:
     said = [message["content"][0] for message in realtime["messages"]]
     assert ["story" in said[0], "France" in said[2], "Italy" in said[4]] == [True] * 3
     assert "Paris" in said[3]
-    assert all(samples > 0 for samples in told["spoken"].values())
-    assert told["spoken"].keys() == {"whole", "streamed"}
-    for run in told["runs"].values():
+    assert all(samples > 0 for samples in reported["spoken"].values())
+    assert reported["spoken"].keys() == {"whole", "streamed"}
+    for run in reported["runs"].values():
         assert set(run["items"]) == {"tool_call_item", "tool_call_output_item", "message_output_item"}
         assert run["answer"]
         assert run["deltas"] > len(run["items"])
-    assert told["runs"].keys() == {"chat", "responses"}
+    assert reported["runs"].keys() == {"chat", "responses"}
 
 
 @pytest.mark.parametrize("environment", CHATS)
 def test_clients_of_chats(scripts: dict[str, Future[Any]], environment: str) -> None:
-    told = scripts[environment].result()
-    assert told.keys() == set(CHATS[environment])
-    for name, calls in told.items():
+    reported = scripts[environment].result()
+    assert reported.keys() == set(CHATS[environment])
+    for name, calls in reported.items():
         # Each of them is what came of one way of asking.
         assert all(calls.values()), (name, calls)
         # LlamaIndex has its answers drawn, which this model is not sure enough of for Paris each time.

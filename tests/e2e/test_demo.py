@@ -52,7 +52,7 @@ def test_demo_asks_answers_and_leaves_nothing(short_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_demo_that_is_told_to_end_leaves_nothing(number: signal.Signals, short_path: Path) -> None:
+def test_a_demo_that_is_reported_to_end_leaves_nothing(number: signal.Signals, short_path: Path) -> None:
     """Started with SIGINT ignored, as a shell starts `make serve &`; told when its server comes up."""
 
     def as_a_shell() -> None:

@@ -172,7 +172,7 @@ def running(api: httpx.Client) -> dict[str, float]:
         ({"max_tokens": 100_000}, "ask for at most"),
     ],
 )
-def test_wrong_requests_are_told_what_is_allowed(
+def test_wrong_requests_are_reported_what_is_allowed(
     api: httpx.Client, changes: dict[str, Any], said: str
 ) -> None:
     answer = api.post("/v1/chat/completions", json=body_of("text", **changes))

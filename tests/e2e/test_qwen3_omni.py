@@ -186,7 +186,7 @@ WRONG = {
 }
 
 
-def test_wrong_inputs_are_told_what_is_allowed_and_disturb_nobody(
+def test_wrong_inputs_are_reported_what_is_allowed_and_disturb_nobody(
     api: httpx.Client, expected: dict[str, OracleAnswer]
 ) -> None:
     with ThreadPoolExecutor(2) as pool:

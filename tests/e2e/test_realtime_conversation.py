@@ -76,9 +76,11 @@ async def test_three_spoken_turns_with_an_interruption(
             response = (await until(connection, "response.done", seen)).response
             assert (response.status, response.status_details.reason) == ("cancelled", "turn_detected")
             assert "response.output_audio.delta" not in [event.type for event in seen]
-            [told] = response.output
+            [reported] = response.output
             # All that was played is the first syllables.
-            await connection.conversation.item.truncate(item_id=told.id, content_index=0, audio_end_ms=400)
+            await connection.conversation.item.truncate(
+                item_id=reported.id, content_index=0, audio_end_ms=400
+            )
             heard = await until(connection, "conversation.item.input_audio_transcription.completed", seen)
             assert (heard.item_id, words(heard.transcript)) == (
                 started.item_id,
@@ -94,7 +96,7 @@ async def test_three_spoken_turns_with_an_interruption(
             assert np.abs(np.frombuffer(sound, "<i2")).max() > 1000, "the answer is silence"
             assert len(sound) > RATE, "less than half a second of speech"
 
-            await connection.conversation.item.retrieve(item_id=told.id)
+            await connection.conversation.item.retrieve(item_id=reported.id)
             cut = (await until(connection, "conversation.item.retrieved", seen)).item.content[0]
             assert len(base64.b64decode(cut.audio)) == 2 * round(0.4 * RATE)
             assert len(cut.transcript.split()) <= 2

@@ -89,7 +89,7 @@ async def test_a_session_stays_with_a_replica_that_is_drained(fleet: ServedProce
     assert 'route="/v1/realtime"' in scrape
 
 
-async def test_a_caller_interrupts_and_is_told_how_much_it_heard(fleet: ServedProcess, say: Say) -> None:
+async def test_a_caller_interrupts_and_is_reported_how_much_it_heard(fleet: ServedProcess, say: Say) -> None:
     async with (
         httpx.AsyncClient(base_url=fleet.base_url, timeout=120) as http,
         call(http, SESSION) as (caller, answer),
@@ -138,15 +138,15 @@ def test_pipecat_holds_a_conversation_with_an_interruption(
         [*command, "--model", "speech-chat", *wavs], capture_output=True, text=True, timeout=280
     )
     assert run.returncode == 0, run.stderr[-5000:]
-    told = json.loads(run.stdout)
-    assert told["errors"] == []
-    assert [message["role"] for message in told["messages"]] == ["user", "assistant"] * 4
-    heard = [message["content"] for message in told["messages"][2:]]
+    reported = json.loads(run.stdout)
+    assert reported["errors"] == []
+    assert [message["role"] for message in reported["messages"]] == ["user", "assistant"] * 4
+    heard = [message["content"] for message in reported["messages"][2:]]
     assert "France" in heard[0]
     assert "Paris" in heard[1]
     assert "story" in heard[2]
     assert "Italy" in heard[4]
-    names = [name for _, name in told["log"]]
+    names = [name for _, name in reported["log"]]
     # The last turn begins while the answer before it is played.
     last = len(names) - 1 - names[::-1].index("UserStartedSpeakingFrame")
     assert names[:last].count("BotStartedSpeakingFrame") == 3

@@ -102,6 +102,6 @@ def test_streamed_token_ids_are_the_answers(client: openai.OpenAI) -> None:
         model="speech-chat", messages=HELLO, stream=True, extra_body=extra
     )
     choices = [chunk.choices[0].model_dump() for chunk in stream]
-    told = [choice.get("token_ids") or [] for choice in choices]
-    assert [token for ids in told for token in ids] == whole.model_dump()["token_ids"]
-    assert sum(map(bool, told)) > 1
+    reported = [choice.get("token_ids") or [] for choice in choices]
+    assert [token for ids in reported for token in ids] == whole.model_dump()["token_ids"]
+    assert sum(map(bool, reported)) > 1

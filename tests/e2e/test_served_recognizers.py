@@ -141,11 +141,11 @@ def test_streams_join_to_the_whole(client: openai.OpenAI, response_format: Any) 
         assert "".join(event.delta for event in events[:-1]) == events[-1].text == whole.text
         if response_format == "verbose_json":
             assert not any("words" in event.to_dict() for event in events)
-            told = [segment for event in events[:-1] for segment in event.to_dict().get("segments", ())]
-            assert [segment["text"] for segment in told] == [segment.text for segment in whole.segments]
+            reported = [segment for event in events[:-1] for segment in event.to_dict().get("segments", ())]
+            assert [segment["text"] for segment in reported] == [segment.text for segment in whole.segments]
 
 
-def test_words_are_told_if_they_are_wanted(client: openai.OpenAI) -> None:
+def test_words_are_reported_if_they_are_wanted(client: openai.OpenAI) -> None:
     plain = transcribe(client, 4, language="en", response_format="verbose_json")
     options: dict[str, Any] = {"language": "en", "response_format": "verbose_json"}
     words = transcribe(client, 4, timestamp_granularities=["word"], **options)

@@ -128,7 +128,7 @@ def test_tokens_and_times_are_those_of_transformers(
     for sound, answer in zip([*recordings, np.concatenate(recordings)], answers, strict=False):
         assert {segment["temperature"] for segment in answer["segments"]} == {0.0}
         pieces = twins.written(sound, return_token_timestamps=True)
-        expected = [piece.told for piece in pieces if twins.text(piece.tokens)]
+        expected = [piece.reported for piece in pieces if twins.text(piece.tokens)]
         assert [(each["start"], each["end"], each["tokens"]) for each in answer["segments"]] == expected
         # A word begins at the time of the token before it, and ends at that of its own last one.
         tokens = [

@@ -68,9 +68,9 @@ def test_said_and_written_down(run: Run, question: Path, tmp_path: Path) -> None
     assert srt[0] == "1"
     assert srt[1].startswith("00:00:00,000 --> 00:00:0")
     assert run("transcribe", "question.wav", "--format", "vtt").stdout.startswith("WEBVTT\n\n00:")
-    told = json.loads(run("transcribe", "question.wav", "--format", "json").stdout)
-    assert (told["file"], told["text"], told["language"]) == ("question.wav", QUESTION, "en")
-    assert told["segments"][0]["text"].strip() == QUESTION
+    reported = json.loads(run("transcribe", "question.wav", "--format", "json").stdout)
+    assert (reported["file"], reported["text"], reported["language"]) == ("question.wav", QUESTION, "en")
+    assert reported["segments"][0]["text"].strip() == QUESTION
 
 
 def test_one_file_that_is_none_spoils_no_other(run: Run, question: Path) -> None:

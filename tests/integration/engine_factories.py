@@ -76,10 +76,10 @@ def create_compared(
         running = [*scheduler.engine.running, *advanced]
         if tp_rank == 1 and any(request.prompt_token_ids[0] == 11 for request in running):
             threading.Event().wait()
-        told = [(r.request_id, r.output_token_ids[-1]) for r in advanced]
-        mine = torch.tensor([[zlib.crc32(repr(told).encode())]])
+        reported = [(r.request_id, r.output_token_ids[-1]) for r in advanced]
+        mine = torch.tensor([[zlib.crc32(repr(reported).encode())]])
         if group.all_gather_columns(mine).unique().numel() > 1:
-            raise AssertionError(f"rank {tp_rank} computed {told}, another rank something else")
+            raise AssertionError(f"rank {tp_rank} computed {reported}, another rank something else")
         return advanced
 
     scheduler.engine.step = compared_step  # type: ignore[method-assign]

@@ -32,11 +32,11 @@ async def main(base_url: str) -> None:
         part = (await caller.wait("conversation.item.retrieved"))["item"]["content"][0]
         heard = caller.samples_of(part["audio"])
         await until(lambda: len(caller.heard) > 25)
-        told = {
+        reported = {
             "answer": answer.text,
             "hertz": float(np.argmax(np.abs(np.fft.rfft(heard))) * 24_000 / len(heard)),
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(reported), flush=True)
 
 
 asyncio.run(main(sys.argv[1]))

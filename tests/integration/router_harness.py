@@ -74,7 +74,7 @@ class Replica:
         self.metrics = b"ok"  # The page of its own metrics.
         self.scrapes = 0
         self.carriers = 0  # Connections that carried a request.
-        self.scraped = asyncio.Event()  # Whether it gives that page, or lets the router wait.
+        self.scraped = asyncio.Event()  # Set if it gives that page; if not, the router waits.
         self.scraped.set()
         self.probes = 0
         self.last_probe: Seen | None = None

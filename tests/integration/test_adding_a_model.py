@@ -111,16 +111,16 @@ def test_a_batch_is_each_alone(url: str) -> None:
 
 
 def test_what_it_refuses(url: str) -> None:
-    for body, told in (
+    for body, reported in (
         ({"input": "éé"}, "input has 0 letters to speak; 1 to 4096 are accepted"),
         ({"input": "a", "voice": "bob"}, "has no voice 'bob'; it has toy"),
     ):
         answer = httpx.post(f"{url}/v1/audio/speech", json=body, timeout=60)
         assert answer.status_code == 400
-        assert told in answer.json()["error"]["message"]
+        assert reported in answer.json()["error"]["message"]
 
 
-def test_an_unknown_checkpoint_is_told_as_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_checkpoint_is_reported_as_shown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(folder / "site"))
     with pytest.raises(PipelineError) as error:
         pipeline_of({"model_type": "toy", "architectures": ["ToyTTSModel2"]})

@@ -80,11 +80,11 @@ def test_a_call_to_a_fleet_goes_through_the_relay(net: Network, tmp_path: Path, 
     server = serving(net, tmp_path, "--dp-size", "2", "--ice-server", url, credentials=CREDENTIALS)
     server.says("replicas are served on")
     caller = [sys.executable, str(HERE / "relayed_caller.py"), f"http://{net.address('server')}:8000"]
-    told = json.loads(started(net, "client", caller).until(lambda line: line.startswith("{")))
+    reported = json.loads(started(net, "client", caller).until(lambda line: line.startswith("{")))
     assert f" {net.address('turn')} " in next(
-        line for line in told["answer"].splitlines() if " typ relay" in line
+        line for line in reported["answer"].splitlines() if " typ relay" in line
     )
-    assert told["hertz"] == pytest.approx(440, abs=5)
+    assert reported["hertz"] == pytest.approx(440, abs=5)
 
 
 def test_a_relay_that_refuses_is_in_the_log(net: Network, tmp_path: Path) -> None:

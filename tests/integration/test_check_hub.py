@@ -46,19 +46,19 @@ def test_of_an_id_headers_are_enough(tmp_path: Path) -> None:
         good, gated, unknown = checked(hub, tmp_path / "cache", "org/whole", "org/gated", "org/none")
         weights = whole / "model.safetensors"
         assert 0 < hub.sent["model.safetensors"] <= 100_001 < weights.stat().st_size // 10
-    status, told = good
+    status, reported = good
     assert status == 0
-    assert told["would_start"] is True
-    assert {"name": "model.safetensors", "size": weights.stat().st_size, "cached": False} in told["files"]
-    assert told["download_bytes"] >= weights.stat().st_size
-    by_name = {finding["name"]: finding["text"] for finding in told["checks"]}
+    assert reported["would_start"] is True
+    assert {"name": "model.safetensors", "size": weights.stat().st_size, "cached": False} in reported["files"]
+    assert reported["download_bytes"] >= weights.stat().st_size
+    by_name = {finding["name"]: finding["text"] for finding in reported["checks"]}
     assert by_name["tensors"].startswith("all 39 that are read")
-    for (status, told), why in (
+    for (status, reported), why in (
         (gated, "org/gated is gated: accept its terms on"),
         (unknown, "org/none is not on http"),
     ):
         assert status == 1
-        (failed,) = [finding["text"] for finding in told["checks"] if finding["status"] == "fail"]
+        (failed,) = [finding["text"] for finding in reported["checks"] if finding["status"] == "fail"]
         assert why in failed
         assert "hf auth login" in failed
 
@@ -81,7 +81,7 @@ def started(hub: FakeHub, cache: Path, model_id: str) -> str:
     return done.stderr
 
 
-def test_what_would_not_start_is_told_before_its_weights_are_fetched(tmp_path: Path) -> None:
+def test_what_would_not_start_is_reported_before_its_weights_are_fetched(tmp_path: Path) -> None:
     repos = {}
     for name, fault in (("shape", faults.wrong_shape), ("foreign", faults.foreign_layout)):
         repos[f"org/{name}"] = faults.whole(tmp_path / name)

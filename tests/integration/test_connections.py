@@ -268,7 +268,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("said", UNREADABLE.values(), ids=UNREADABLE.keys())
-async def test_what_cannot_be_read_is_told_in_the_words_of_every_error(said: bytes) -> None:
+async def test_what_cannot_be_read_is_reported_in_the_words_of_every_error(said: bytes) -> None:
     async with served() as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(said)

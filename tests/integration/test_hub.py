@@ -161,8 +161,8 @@ def test_of_a_published_repository_is_fetched_what_its_family_reads(
 
     offline = environment | {"HF_HUB_OFFLINE": "1"}
     unserved = ask(offline, *(([repo], {"served": True}) for repo in LEFT))
-    for repo, (_, told) in zip(LEFT, unserved, strict=True):
-        assert f"{repo} is not, or not completely, in the cache" in told
+    for repo, (_, reported) in zip(LEFT, unserved, strict=True):
+        assert f"{repo} is not, or not completely, in the cache" in reported
     served = ask(environment, *(([repo], {"served": True}) for repo in LEFT))
     for repo, (_, directory) in zip(LEFT, served, strict=True):
         there = {str(path.relative_to(directory)) for path in Path(directory).rglob("*") if path.is_file()}
@@ -183,7 +183,7 @@ def test_of_a_published_repository_is_fetched_what_its_family_reads(
     assert plan == ["plan", csm[1], planned[2][2], 0]
 
 
-def test_what_no_family_serves_is_told_before_its_weights_are_fetched(
+def test_what_no_family_serves_is_reported_before_its_weights_are_fetched(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("unknown")

@@ -170,7 +170,7 @@ async def test_a_factory_that_fails_on_a_host_ends_the_start_with_its_traceback(
         joined.cancel()
 
 
-async def test_a_host_that_is_told_that_a_run_is_over_joins_the_next(
+async def test_a_host_that_is_reported_that_a_run_is_over_joins_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = one_stage(tmp_path, "process_factories.worker_of_request")
@@ -188,7 +188,7 @@ async def test_a_host_that_is_told_that_a_run_is_over_joins_the_next(
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens there; like the coordinator it minds no old connections."""
+    """True if nobody listens there; like the coordinator it minds no old connections."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

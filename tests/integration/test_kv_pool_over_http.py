@@ -63,8 +63,8 @@ def pool_in_metrics(base_url: str) -> int:
     deadline = time.monotonic() + PATIENCE
     while True:
         metrics = httpx.get(f"{base_url}/metrics", timeout=PATIENCE).text
-        told = re.search(r"^sglang_omni_stage_max_total_num_tokens\{[^}]*\} (\S+)", metrics, re.MULTILINE)
-        if told is not None:
-            return int(float(told[1]))
+        reported = re.search(r"^sglang_omni_stage_max_total_num_tokens\{[^}]*\} (\S+)", metrics, re.MULTILINE)
+        if reported is not None:
+            return int(float(reported[1]))
         assert time.monotonic() < deadline, metrics
         time.sleep(0.1)

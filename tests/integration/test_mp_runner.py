@@ -69,7 +69,7 @@ async def running(config: PipelineConfig, **options) -> AsyncIterator[MultiProce
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process runs; a dead orphan may still be there."""
+    """True if the process runs; a dead orphan may still be there."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
@@ -473,7 +473,7 @@ async def test_ctrl_c_at_the_terminal_stops_everything(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").iterdir())
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_is_reported_so(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
         textwrap.dedent(

@@ -49,13 +49,13 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "pipeline.py").write_text("mine")
     (tmp_path / "file").touch()
-    for name, told in (
+    for name, reported in (
         ("mine", "exists and is not empty; give another name, or empty it"),
         ("file", "is a file; give another name"),
         ("file/mine", "cannot be made: Not a directory"),
     ):
         assert main(["new", str(tmp_path / name)]) == 1
-        assert told in capsys.readouterr().err
+        assert reported in capsys.readouterr().err
     assert [file.read_text() for file in (tmp_path / "mine").iterdir()] == ["mine"]
 
 

@@ -92,12 +92,12 @@ def test_one_trace_leads_through_router_server_stages_and_steps(seen: Seen) -> N
     assert router.attributes["sglang_omni.request_id"] == "one"
     (server,) = [span for span in spans.values() if span.parent_id == router.span_id]
     assert (server.service, server.kind, server.state) == ("sglang-omni", SERVER, "vendor=1")
-    told = server.attributes
-    assert told["gen_ai.operation.name"] == "text_completion"
-    assert (told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == ("5", "4")
-    assert told["gen_ai.response.finish_reasons"] == {"values": [{"stringValue": "stop"}]}
-    assert told["http.response.status_code"] == "200"
-    assert 0 < told["gen_ai.latency.time_to_first_token"] < told["gen_ai.latency.e2e"]
+    reported = server.attributes
+    assert reported["gen_ai.operation.name"] == "text_completion"
+    assert (reported["gen_ai.usage.input_tokens"], reported["gen_ai.usage.output_tokens"]) == ("5", "4")
+    assert reported["gen_ai.response.finish_reasons"] == {"values": [{"stringValue": "stop"}]}
+    assert reported["http.response.status_code"] == "200"
+    assert 0 < reported["gen_ai.latency.time_to_first_token"] < reported["gen_ai.latency.e2e"]
     of_server = {span.name: span for span in spans.values() if span.parent_id == server.span_id}
     assert of_server.keys() == {"pipeline", "upper", "spell"}
     assert of_server["upper"].start <= of_server["spell"].start
@@ -112,7 +112,9 @@ def test_one_trace_leads_through_router_server_stages_and_steps(seen: Seen) -> N
             slack = 5_000_000 if above is server else 1_000  # Clocks are read in several processes.
             assert above.start - slack <= span.start, (above, span)
             assert span.end <= above.end + slack, (above, span)
-    assert all(path == "/v1/traces" and told["x-tenant"] == "a b" for path, told in seen.collector.paths)
+    assert all(
+        path == "/v1/traces" and reported["x-tenant"] == "a b" for path, reported in seen.collector.paths
+    )
 
 
 def test_a_caller_that_does_not_record_is_not_recorded(seen: Seen) -> None:
@@ -191,11 +193,11 @@ def test_a_requests_trace_is_a_file_for_perfetto(
 def wait_for_slices(seen: Seen, request_id: str, names: set[str]) -> None:
     """Stages report what they did a moment after the answer."""
 
-    def told() -> set[str]:
+    def reported() -> set[str]:
         events = seen.http.get(f"/traces/{request_id}").json()["traceEvents"]
         return {event["name"] for event in events if event["ph"] == "X"}
 
-    wait_until(lambda: names <= told(), lambda: f"{names - told()} of {request_id} never came")
+    wait_until(lambda: names <= reported(), lambda: f"{names - reported()} of {request_id} never came")
 
 
 def check_nesting(slices: list[dict[str, Any]]) -> None:

@@ -133,7 +133,7 @@ async def test_three_stages_in_a_row(tmp_path: Path, together: bool) -> None:
         assert run.coordinator.timings("r").keys() == {"a", "b", "c"}
 
 
-async def test_the_visits_of_quick_requests_are_told(tmp_path: Path) -> None:
+async def test_the_visits_of_quick_requests_are_reported(tmp_path: Path) -> None:
     """A request that comes and goes between two reports of its stage, whose counts it never changes."""
     async with pipeline(tmp_path, {"a": {"scheduler": adding("a"), "terminal": True}}) as run:
         visited: list[str] = []

@@ -240,7 +240,7 @@ def test_tensors_that_do_not_fit(
         filled(runtime, tmp_path, Fp8Config.from_config(dict(FP8)))
 
 
-def test_sglang_is_told_of_the_quantization(
+def test_sglang_is_reported_of_the_quantization(
     runtime: Any, fp8: Path, checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     from sglang.srt.configs.load_config import LoadConfig

@@ -156,7 +156,7 @@ async def test_operators_see_each_replica_and_callers_see_stages(braid: MultiPro
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_is_told_to_all_stages_reaches_each_replica(braid: MultiProcessPipelineRunner) -> None:
+async def test_what_is_reported_to_all_stages_reaches_each_replica(braid: MultiProcessPipelineRunner) -> None:
     before = {r["pid"]: r["flushes"] for r in await gather(braid.coordinator, 9, "before")}
     await braid.coordinator.flush_cache()
     after: dict[int, int] = {}

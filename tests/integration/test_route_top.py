@@ -128,7 +128,7 @@ async def test_a_terminal_is_redrawn_until_q() -> None:
             assert await asyncio.to_thread(process.wait, PATIENCE) == 0
 
 
-async def test_ctrl_c_ends_it_and_a_router_that_is_gone_is_told() -> None:
+async def test_ctrl_c_ends_it_and_a_router_that_is_gone_is_reported() -> None:
     async with router() as url:
         with terminal("--url", url) as (process, side):
             await shown(side, "no workers")
@@ -180,8 +180,8 @@ def snapshot(at: float, text: str) -> Snapshot:
 def test_the_hit_rate_is_the_workers_own_where_they_tell() -> None:
     none = snapshot(0, "prompt_bytes_total 0")
     believed = "prompt_bytes_total 10\nmatched_bytes_total 5"
-    told = f"{believed}\nprompt_tokens_total 4\ncached_tokens_total 1"
-    for text, rate in (("prompt_bytes_total 0", "-"), (believed, "50%"), (told, "25%")):
+    reported = f"{believed}\nprompt_tokens_total 4\ncached_tokens_total 1"
+    for text, rate in (("prompt_bytes_total 0", "-"), (believed, "50%"), (reported, "25%")):
         assert f"hit rate {rate}" in "\n".join(table("http://a:1", Change(none, snapshot(1, text))))
 
 

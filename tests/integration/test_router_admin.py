@@ -282,8 +282,8 @@ async def test_strangers_do_not_learn_the_fleets_addresses() -> None:
         ports = [str(one.port).encode(), str(other.port).encode(), b"127.0.0.1"]
 
         def tells(answer: Answer) -> bool:
-            told = answer.body + repr(answer.headers).encode()
-            return any(port in told for port in ports)
+            reported = answer.body + repr(answer.headers).encode()
+            return any(port in reported for port in ports)
 
         async with router(one, other, "http://127.0.0.1:9", **hidden) as url:
             answers = [await post(url, b'{"a": 1}') for _ in range(6)]
@@ -345,7 +345,7 @@ async def test_where_clients_need_a_key_administrators_do_too() -> None:
         assert code_of(await ask(url, "GET /workers", forwarded)) == (403, "admin_key_needed")
 
 
-async def test_workers_are_told_whose_a_request_is() -> None:
+async def test_workers_are_reported_whose_a_request_is() -> None:
     name = "x-sglang-omni-owner"
     forged = f"{name}: forged\r\n"
 

@@ -12,7 +12,7 @@ from router_harness import Answer, Handler, Seen, bearer, get, post, replicas, r
 INSIDE = "/pipeline", "/pipeline/load", "/pipeline/requests?id=a%2Fb"
 
 
-def told(answer: Answer) -> Any:
+def reported(answer: Answer) -> Any:
     assert answer.status == 200, answer
     return json.loads(answer.body)
 
@@ -32,19 +32,19 @@ def knowing(*ids: str) -> Handler:
     return answer
 
 
-async def test_the_fleet_is_told_with_states_and_loads() -> None:
+async def test_the_fleet_is_reported_with_states_and_loads() -> None:
     async with replicas(None, None) as [one, two], router(one, two, policy="cache_aware") as url:
         two.healthy = False
         for _ in range(3):
             assert (await post(url)).status == 200
 
         async def states() -> list[str]:
-            return [worker["state"] for worker in told(await get(url, "/fleet"))["workers"]]
+            return [worker["state"] for worker in reported(await get(url, "/fleet"))["workers"]]
 
         async with asyncio.timeout(60):
             while await states() != ["up", "down"]:
                 await asyncio.sleep(0.05)
-        fleet = told(await get(url, "/fleet"))
+        fleet = reported(await get(url, "/fleet"))
         assert fleet["policy"] == "cache_aware"
         assert fleet["requests"] == {"running": 0, "waiting": 0}
         assert {"prompt_bytes_total", "matched_bytes_total"} <= fleet["counts"].keys()
@@ -65,7 +65,7 @@ async def test_a_request_at_work_and_a_draining_worker_are_seen() -> None:
         asked = asyncio.create_task(post(url))
         await until(lambda: bool(one.seen), "the request")
         assert (await post(url, path="/workers/drain?url=" + one.url)).status == 200
-        fleet = told(await get(url, "/fleet"))
+        fleet = reported(await get(url, "/fleet"))
         (worker,) = fleet["workers"]
         assert (worker["load"], worker["draining"], fleet["requests"]["running"]) == (1, True, 1)
         release.set()
@@ -74,11 +74,11 @@ async def test_a_request_at_work_and_a_draining_worker_are_seen() -> None:
 
 async def test_a_workers_inside_is_its_own_answer() -> None:
     async with replicas(knowing("a/b"), knowing()) as [one, two], router(one, two) as url:
-        ids = [worker["id"] for worker in told(await get(url, "/fleet"))["workers"]]
+        ids = [worker["id"] for worker in reported(await get(url, "/fleet"))["workers"]]
         for path in INSIDE[:2]:
-            assert told(await get(url, f"/fleet/{ids[1]}{path}")) == {"asked": path}
+            assert reported(await get(url, f"/fleet/{ids[1]}{path}")) == {"asked": path}
         assert one.seen == []
-        assert told(await get(url, f"/fleet/{ids[1]}{INSIDE[2]}")) == {"requests": []}
+        assert reported(await get(url, f"/fleet/{ids[1]}{INSIDE[2]}")) == {"requests": []}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_a_workers_inside_is_its_own_answer() -> None:
 )
 async def test_nothing_else_of_a_worker_is_reached(path: str, status: int, code: str) -> None:
     async with replicas(None) as [one], router(one) as url:
-        (worker,) = told(await get(url, "/fleet"))["workers"]
+        (worker,) = reported(await get(url, "/fleet"))["workers"]
         answer = await get(url, path.replace("{id}", str(worker["id"])))
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (status, code)
         assert one.seen == []
@@ -103,11 +103,11 @@ async def test_nothing_else_of_a_worker_is_reached(path: str, status: int, code:
 
 async def test_a_request_is_found_at_the_worker_that_has_it() -> None:
     async with replicas(knowing(), knowing("mine")) as [one, two], router(one, two) as url:
-        ids = [worker["id"] for worker in told(await get(url, "/fleet"))["workers"]]
-        found = told(await get(url, "/fleet/requests?id=mine"))
+        ids = [worker["id"] for worker in reported(await get(url, "/fleet"))["workers"]]
+        found = reported(await get(url, "/fleet/requests?id=mine"))
         assert found == {"requests": [{"id": "mine", "at": ["think"], "worker": ids[1]}]}
         assert len(one.seen) == len(two.seen) == 1
-        assert told(await get(url, "/fleet/requests?id=other")) == {"requests": []}
+        assert reported(await get(url, "/fleet/requests?id=other")) == {"requests": []}
 
 
 async def test_workers_of_another_kind_are_left_out() -> None:
@@ -118,8 +118,8 @@ async def test_workers_of_another_kind_are_left_out() -> None:
         writer.write(response(b"no such path", "404 No"))
 
     async with replicas(other, none, knowing("mine")) as workers, router(*workers) as url:
-        (found,) = told(await get(url, "/fleet/requests?id=mine"))["requests"]
-        ids = [worker["id"] for worker in told(await get(url, "/fleet"))["workers"]]
+        (found,) = reported(await get(url, "/fleet/requests?id=mine"))["requests"]
+        ids = [worker["id"] for worker in reported(await get(url, "/fleet"))["workers"]]
         assert found["worker"] == ids[2]
         answer = await get(url, f"/fleet/{ids[1]}/pipeline")
         assert answer.status == 404
@@ -128,7 +128,7 @@ async def test_workers_of_another_kind_are_left_out() -> None:
 async def test_clients_need_their_key_and_learn_no_address() -> None:
     options: dict[str, Any] = {"api_key": ["client"], "admin_api_key": "admin", "expose_worker_urls": False}
     async with replicas(knowing("mine")) as [one], router(one, **options) as url:
-        (worker,) = told(await get(url, "/fleet", bearer("client")))["workers"]
+        (worker,) = reported(await get(url, "/fleet", bearer("client")))["workers"]
         paths = ["/fleet", "/fleet/requests?id=mine", *(f"/fleet/{worker['id']}{path}" for path in INSIDE)]
         for path in paths:
             assert (await get(url, path)).status == 401

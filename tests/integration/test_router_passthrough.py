@@ -165,7 +165,7 @@ async def ask(url: str, line: str, headers: str = "") -> Answer:
     return await send_raw(url, f"{line} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
 
 
-async def test_workers_are_told_of_the_hop() -> None:
+async def test_workers_are_reported_of_the_hop() -> None:
     async with replicas(None) as [one], router(one) as url:
         await post(url)
         await post(url, headers="Via: 1.0 fred, 1.1 p.example\r\n")

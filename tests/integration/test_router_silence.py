@@ -67,8 +67,8 @@ async def test_a_stream_that_falls_silent_is_broken_off() -> None:
     stops = streaming("one", ends=False)
     async with replicas(stops) as [replica], router(replica, stream_idle_timeout=0.6) as url:
         reader, writer = await request(url)
-        told = await asyncio.wait_for(reader.read(), PATIENCE)
-        assert told.endswith(b"data: one\n\n\r\n")  # And no end of a whole answer.
+        reported = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert reported.endswith(b"data: one\n\n\r\n")  # And no end of a whole answer.
         writer.close()
         await comes_to(0, load_of, url)
         await asyncio.wait_for(replica.closed.wait(), PATIENCE)
@@ -139,9 +139,9 @@ async def test_a_worker_that_sends_only_heads_is_found_hung() -> None:
         replicas(hangs, answers) as [bad, good],
         router(bad, good, hung_timeout=0.8, cb_timeout=60.0) as url,
     ):
-        told = await asyncio.wait_for(asyncio.gather(*(post(url, STREAMED) for _ in range(6))), PATIENCE)
-        assert {answer.header("x-sglang-omni-worker") for answer in told} == {good.url}
-        assert {answer.body for answer in told} == {b"data: hello\n\n"}
+        reported = await asyncio.wait_for(asyncio.gather(*(post(url, STREAMED) for _ in range(6))), PATIENCE)
+        assert {answer.header("x-sglang-omni-worker") for answer in reported} == {good.url}
+        assert {answer.body for answer in reported} == {b"data: hello\n\n"}
         await becomes(url, bad, "hung")
 
 

@@ -86,8 +86,10 @@ def info(server: ServedProcess) -> dict:
 
 
 def is_whole(server: ServedProcess, dead: int) -> bool:
-    told = info(server)
-    return not told["health"].get("down_stages") and dead not in {each["pid"] for each in told["processes"]}
+    reported = info(server)
+    return not reported["health"].get("down_stages") and dead not in {
+        each["pid"] for each in reported["processes"]
+    }
 
 
 def test_out_of_descriptors_is_said_now_and_then_and_over_at_once(server: ServedProcess) -> None:

@@ -94,9 +94,9 @@ def test_text_streams_to_who_wants_it(
         assert {piece["modality"] for piece in mine} == {"text"}
         assert "".join(piece["text"] for piece in mine) == payload.data["text"]
         # The tokens go with their text; the end token, which has none, is left to the result.
-        told = [token for piece in mine for token in piece["token_ids"]]
-        assert told == payload.data["token_ids"][: len(told)]
-        assert len(told) >= len(payload.data["token_ids"]) - 1
+        reported = [token for piece in mine for token in piece["token_ids"]]
+        assert reported == payload.data["token_ids"][: len(reported)]
+        assert len(reported) >= len(payload.data["token_ids"]) - 1
 
 
 def test_a_stop_string_is_neither_streamed_nor_part_of_the_answer(
@@ -154,11 +154,13 @@ def test_an_answer_matches_its_schema_and_tells_its_log_probabilities(
     answer = json.loads(result["text"])
     assert set(answer) == {"city", "people"}
     assert result["finish_reason"] == "stop"
-    told = [entry for chunk in chunks for entry in chunk.data["logprobs"]]
-    assert [entry["token_id"] for entry in told] == [t for chunk in chunks for t in chunk.data["token_ids"]]
-    assert told == result["logprobs"][: len(told)]
+    reported = [entry for chunk in chunks for entry in chunk.data["logprobs"]]
+    assert [entry["token_id"] for entry in reported] == [
+        t for chunk in chunks for t in chunk.data["token_ids"]
+    ]
+    assert reported == result["logprobs"][: len(reported)]
     assert [entry["token_id"] for entry in result["logprobs"]] == result["token_ids"]
-    assert all(len(entry["top"]) == 2 and entry["logprob"] <= 0 for entry in told)
+    assert all(len(entry["top"]) == 2 and entry["logprob"] <= 0 for entry in reported)
     assert b"".join(bytes(entry["bytes"]) for entry in result["logprobs"][:-1]).decode() == result["text"]
     prompt = [entry["token_id"] for entry in result["prompt_logprobs"]]
     assert prompt == prompts.encode_messages([{"role": "user", "content": QUESTION}])
@@ -237,7 +239,7 @@ def test_a_model_path_that_leads_nowhere_says_what_would_do() -> None:
         checkpoint_directory("/no/such/place")
 
 
-def test_reasoning_and_calls_of_an_answer_are_told_apart(
+def test_reasoning_and_calls_of_an_answer_are_known_apart(
     thinker: OmniScheduler, prompts: PromptEncoder
 ) -> None:
     # The model may write nothing else.
@@ -269,8 +271,8 @@ def test_reasoning_and_calls_of_an_answer_are_told_apart(
     assert result["finish_reason"] == "tool_calls"
     for name in ("text", "reasoning"):
         assert "".join(chunk.get(name, "") for chunk in chunks["coordinator"]) == result[name]
-    told = [each["arguments"] for chunk in chunks["coordinator"] for each in chunk.get("tool_calls", ())]
-    assert len(told) > 3
-    assert "".join(told) == '{"city": "Ulm"}'
+    reported = [each["arguments"] for chunk in chunks["coordinator"] for each in chunk.get("tool_calls", ())]
+    assert len(reported) > 3
+    assert "".join(reported) == '{"city": "Ulm"}'
     # What is spoken is the content.
     assert "".join(chunk["text"] for chunk in chunks["speak"]) == "I look."

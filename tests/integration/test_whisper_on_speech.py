@@ -74,9 +74,9 @@ def test_sentences_at_once_and_a_long_recording(checkpoint: Path, spoken: list[n
 
 
 def test_a_prompt_sets_the_spelling(checkpoint: Path, spoken: list[np.ndarray]) -> None:
-    plain, told = (
+    plain, reported = (
         heard(checkpoint, [spoken[4]], **more)[0].result["text"]
         for more in ({}, {"prompt": "THE MUSEUM, HOLLAND."})
     )
-    assert words(plain)[:6] == words(told)[:6] == words(SENTENCES[4])[:6]
-    assert told != plain
+    assert words(plain)[:6] == words(reported)[:6] == words(SENTENCES[4])[:6]
+    assert reported != plain

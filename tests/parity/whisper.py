@@ -48,8 +48,8 @@ class Heard:
         pieces = twins.written(sound, **options)
         # White space is text, and no segment.
         text = twins.text([token for piece in pieces for token in piece.tokens])
-        told = [piece for piece in pieces if twins.text(piece.tokens)]
-        return Answer(_told((piece.start, piece.end, piece.tokens) for piece in told), text=text)
+        reported = [piece for piece in pieces if twins.text(piece.tokens)]
+        return Answer(_told((piece.start, piece.end, piece.tokens) for piece in reported), text=text)
 
 
 def _told(pieces: Any) -> list[int]:

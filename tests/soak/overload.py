@@ -88,8 +88,8 @@ class Mix:
         self.kinds: list[str] = []
 
     async def prepare(self) -> None:
-        told = (await self._client.get("/model_info")).json()
-        tasks, outputs = told["tasks"], told["output_modalities"] or ["text"]
+        reported = (await self._client.get("/model_info")).json()
+        tasks, outputs = reported["tasks"], reported["output_modalities"] or ["text"]
         if tasks is None:
             self.kinds = ["completion"]
             return
@@ -310,11 +310,11 @@ def report(outcomes: Outcomes, sent: int, goodput: float, capacity: float, watch
             f"{max(values, default=math.nan):>8.2f}s"
         )
     if outcomes.retry_after:
-        told = outcomes.retry_after
+        reported = outcomes.retry_after
         print(
             f"refused: within p50 {percentile(outcomes.refused_s, 0.5):.3f} s, p95 "
-            f"{percentile(outcomes.refused_s, 0.95):.3f} s; Retry-After {min(told)} to {max(told)}, "
-            f"median {statistics.median(told):g}"
+            f"{percentile(outcomes.refused_s, 0.95):.3f} s; Retry-After {min(reported)} to {max(reported)}, "
+            f"median {statistics.median(reported):g}"
         )
     print(f"health: {dict(watch.health)}, slowest {watch.slowest:.2f} s")
     for name, most in watch.most.items():

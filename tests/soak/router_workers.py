@@ -166,7 +166,7 @@ class Chaos:
                     await asyncio.sleep(0)
 
     def disturbed(self, since: float, port: int | None = None) -> bool:
-        """Whether a replica, or the one given, was dead or hung at any time from ``since`` until now."""
+        """True if a replica, or the one given, was dead or hung at any time from ``since`` until now."""
         ports = [port] if port is not None else list(self._spans)
         return any(end >= since for known in ports for _, end in self._spans[known])
 

@@ -42,8 +42,11 @@ class HeldStage:
 
     def stats(self) -> dict[str, float]:
         count = len(self._held)
-        told = {"num_running_reqs": count if self.works else 0, "num_queue_reqs": 0 if self.works else count}
-        return told | {"max_running_reqs": 4, "cache_hits_total": 3, "cache_misses_total": 1}
+        reported = {
+            "num_running_reqs": count if self.works else 0,
+            "num_queue_reqs": 0 if self.works else count,
+        }
+        return reported | {"max_running_reqs": 4, "cache_hits_total": 3, "cache_misses_total": 1}
 
     def release(self) -> None:
         for message in self._held:

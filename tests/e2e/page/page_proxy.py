@@ -19,7 +19,7 @@ _HOP = {"connection", "content-length", "content-encoding", "transfer-encoding",
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def told(status: int, message: str, *, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+def reported(status: int, message: str, *, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
     """The server's error object."""
     body = {"error": {"message": message, "type": "error", "param": None, "code": None, **fields}}
     return answered(status, json.dumps(body), "application/json", headers)
@@ -46,7 +46,7 @@ def says(
     Args:
         deltas: Of the only choice.
         finish: Its ``finish_reason``.
-        cut: Whether the connection ends after the last delta, as if a cable were pulled.
+        cut: True if the connection ends after the last delta, as if a cable were pulled.
         pause: Seconds before each delta.
         until: The last delta waits for it.
     """
@@ -139,7 +139,7 @@ class Proxy:
         is_page = path == "/" or path.startswith("/page/")
         shown = request.headers.get("authorization")
         if self.key is not None and not is_page and shown != f"Bearer {self.key}":
-            return await told(401, "no key", code="invalid_api_key")(request)
+            return await reported(401, "no key", code="invalid_api_key")(request)
         body = await request.read()
         if path == CHAT:
             self.asked.append(json.loads(body))

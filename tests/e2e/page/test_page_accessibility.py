@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from page_proxy import Proxy, says, told
+from page_proxy import Proxy, reported, says
 from playwright.sync_api import Page, expect
 from talking import answer, ask, reload
 from test_page_content import picture
@@ -32,7 +32,7 @@ def test_axe_finds_nothing(proxy: Proxy, open_page: Callable[[str], Page], width
     proxy.model = {"input_modalities": ["text", "image", "audio", "video"], "random_weights": True}
     proxy.answers = [
         says({"reasoning_content": "Hm."}, RICH),
-        told(429, "full", headers={"retry-after": "9"}),
+        reported(429, "full", headers={"retry-after": "9"}),
     ]
     page = open_page(proxy.base_url)
     page.set_viewport_size({"width": width, "height": 800})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from page_proxy import Proxy, says, told
+from page_proxy import Proxy, reported, says
 from PIL import Image
 from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
 from served_process import ServedProcess
@@ -272,7 +272,7 @@ def test_a_large_picture_is_scaled(proxy: Proxy, seeing: Page) -> None:
 def test_a_file_that_the_server_refuses_is_named(proxy: Proxy, seeing: Page) -> None:
     name = '<img src=x onerror="window.hit=1">.png'
     field = "messages[0].content[0].image_url.url"
-    proxy.answers = [told(400, f"{field}: cannot be decoded", param=field)]
+    proxy.answers = [reported(400, f"{field}: cannot be decoded", param=field)]
     seeing.locator("#file").set_input_files(picture(name))
     expect(previews(seeing)).to_have_count(1)
     ask(seeing, "What is it?")
@@ -283,7 +283,7 @@ def test_a_file_that_the_server_refuses_is_named(proxy: Proxy, seeing: Page) -> 
     expect(previews(seeing)).to_have_count(1)
 
 
-def test_a_random_model_is_told_and_settings_are_sent(proxy: Proxy, seeing: Page) -> None:
+def test_a_random_model_is_reported_and_settings_are_sent(proxy: Proxy, seeing: Page) -> None:
     expect(seeing.get_by_text("weights are random").first).to_be_visible()
     proxy.answers = [says("Aye.")]
     set_option(seeing, "Temperature", 1.2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from page_proxy import Proxy, says, told
+from page_proxy import Proxy, reported, says
 from playwright.sync_api import Page, expect
 from talking import answer, ask, reload, said, set_option
 
@@ -263,7 +263,7 @@ def test_two_tabs_of_a_conversation_lose_nothing(
 
 
 def test_a_conversation_that_is_too_long_goes_on_without_its_older_half(proxy: Proxy, faulty: Page) -> None:
-    too_long = told(400, "messages: 9000 tokens are too many", code="context_length_exceeded")
+    too_long = reported(400, "messages: 9000 tokens are too many", code="context_length_exceeded")
     proxy.answers = [says("Paris."), says("Rome."), too_long, says("Tokyo."), says("Lima.")]
     for question in (FRANCE, "And of Italy?", "And of Japan?"):
         ask(faulty, question)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from page_proxy import Answer, Proxy, answered, says, told
+from page_proxy import Answer, Proxy, answered, reported, says
 from playwright.sync_api import BrowserContext, Page, expect
 from talking import answer, ask, reload, said
 
@@ -20,22 +20,22 @@ BAD_GATEWAY = "<html><head><title>502 Bad Gateway</title></head><body>nginx</bod
     [
         (answered(502, BAD_GATEWAY), "gets no answer from it (502)", True),
         (answered(413, "<html>too large</html>"), "larger than the server takes", True),
-        (told(500, "stage thinker failed"), "The server failed: Stage thinker failed.", True),
-        (told(504, "took 60 s"), "longer than the server allows", True),
+        (reported(500, "stage thinker failed"), "The server failed: Stage thinker failed.", True),
+        (reported(504, "took 60 s"), "longer than the server allows", True),
         (
-            told(400, "messages: 9000 tokens are too many", code="context_length_exceeded"),
+            reported(400, "messages: 9000 tokens are too many", code="context_length_exceeded"),
             "longer than this model can read",
             False,
         ),
         (
-            told(400, "messages[0].content: holds nothing", param="messages[0].content"),
+            reported(400, "messages[0].content: holds nothing", param="messages[0].content"),
             "Holds nothing.",
             False,
         ),
         (answered(200, "<html>sign in</html>"), "connection was lost", True),
     ],
 )
-def test_a_failure_is_told_in_a_persons_words(
+def test_a_failure_is_reported_in_a_persons_words(
     proxy: Proxy, faulty: Page, fails: Answer, words: str, goes_on: bool
 ) -> None:
     proxy.answers = [fails, says("Well.")]
@@ -59,7 +59,7 @@ def test_a_failure_is_told_in_a_persons_words(
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_server_says_how_long_to_wait(proxy: Proxy, faulty: Page, status: int) -> None:
     proxy.answers = [
-        told(status, "23 requests are running (--max-concurrent-requests)", headers={"retry-after": "7"}),
+        reported(status, "23 requests are running (--max-concurrent-requests)", headers={"retry-after": "7"}),
         says("Now."),
     ]
     ask(faulty, "Now?")
@@ -121,7 +121,7 @@ def test_a_page_left_in_the_middle_says_so_later(
 
 
 def test_a_question_without_an_answer_is_not_sent_again(proxy: Proxy, faulty: Page) -> None:
-    proxy.answers = [told(500, "no"), says("Yes.")]
+    proxy.answers = [reported(500, "no"), says("Yes.")]
     ask(faulty, "First?")
     answer(faulty, "failed")
     ask(faulty, "Second?")

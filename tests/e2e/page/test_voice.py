@@ -100,7 +100,7 @@ def test_spoken_and_typed_turns_are_one_conversation(speak: Speak, question: np.
 
 
 @pytest.mark.parametrize("noise", [0, 300])
-def test_silence_is_told_and_makes_no_turn(speak: Speak, noise: int) -> None:
+def test_silence_is_reported_and_makes_no_turn(speak: Speak, noise: int) -> None:
     room = np.random.default_rng(0).normal(0, 1, 24_000 * 10) * noise
     page = speak(room.astype(np.int16))
     hold(page, 2)

@@ -94,7 +94,7 @@ def test_a_noise_that_was_taken_for_speech_makes_no_turn(hands_free: tuple[Page,
     assert said(page) == []
 
 
-def test_a_failed_answer_is_told_in_the_answers_place(hands_free: tuple[Page, ScriptedSession]) -> None:
+def test_a_failed_answer_is_reported_in_the_answers_place(hands_free: tuple[Page, ScriptedSession]) -> None:
     page, session = hands_free
     session.hear("What is it?")
     error = {"message": "the queue is full", "type": "rate_limit_error", "code": "rate_limit_exceeded"}

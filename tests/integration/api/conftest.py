@@ -46,14 +46,14 @@ class ScriptedPipeline:
         self.pause = 0.0
         self.speech_usage: dict[str, int] | None = None
         self.up = True
-        self.tells_tokens = False
+        self.sends_tokens = False
         self.words_of_segments: list[list[dict[str, Any]]] = [[], []]
         # Chunks in the place of the words, and further fields of the result.
         self.parts: list[dict[str, Any]] = []
         self.more: dict[str, Any] = {}
 
     def was_aborted(self, request_id: str) -> bool:
-        """Whether it is within the time a failing test takes: who left is noticed a moment later."""
+        """True if it is, within the time a failing test takes: who left is noticed a moment later."""
         deadline = time.monotonic() + PATIENCE
         while request_id not in self.aborted and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -82,7 +82,7 @@ class ScriptedPipeline:
             for index, word in enumerate(texts):
                 await self._fault(index)
                 chunk = {"modality": "text", "text": word}
-                if self.tells_tokens:
+                if self.sends_tokens:
                     chunk["token_ids"] = [index + 1]
                 yield StreamMessage(request_id, "thinker", chunk)
             for index, part in enumerate(np.split(self.samples, 3) if spoken else ()):

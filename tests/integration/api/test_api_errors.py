@@ -215,8 +215,8 @@ def test_failing_stage_is_500_and_the_next_request_works(http, pipeline):
 def test_media_are_named_as_they_were_sent(http, pipeline):
     """Pipelines get ``audios`` among the last message's parts; what is wrong with one is found there."""
     sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
-    told = {"role": "user", "content": [{"type": "text", "text": "Both?"}, sound]}
-    body = {"messages": [{"role": "user", "content": "Hi"}, told], "audios": ["data:,a", "data:,b"]}
+    reported = {"role": "user", "content": [{"type": "text", "text": "Both?"}, sound]}
+    body = {"messages": [{"role": "user", "content": "Hi"}, reported], "audios": ["data:,a", "data:,b"]}
     assert http.post("/v1/chat/completions", json=body).status_code == 200
     _, media = parse_messages(pipeline.last.inputs["messages"], ["audio"])
     assert [(part.source, part.param) for part in media] == [
@@ -226,7 +226,7 @@ def test_media_are_named_as_they_were_sent(http, pipeline):
     ]
     _, media = parse_messages(body["messages"], ["audio"])
     assert [part.param for part in media] == ["messages[1].content[1].input_audio.data"]
-    status, param, _ = post(http, body | {"messages": [{**told, "content": [{**sound, "param": "x"}]}]})
+    status, param, _ = post(http, body | {"messages": [{**reported, "content": [{**sound, "param": "x"}]}]})
     assert (status, param) == (400, "messages[0].content[0].param")
 
 

@@ -18,8 +18,8 @@ def bench(url: str, *flags: str, expected: int = 0, warmup: int = 1) -> dict[str
     file = Path("run.json")
     given = ("--url", url, "--output-json", str(file), "--timeout", str(PATIENCE), "--warmup", str(warmup))
     assert main(["serve", *given, *flags]) == expected
-    told: dict[str, Any] = json.loads(file.read_text())
-    return told
+    reported: dict[str, Any] = json.loads(file.read_text())
+    return reported
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +29,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("traffic", ["chat", "completions"])
 def test_text(base_url: str, traffic: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = bench(
+    reported = bench(
         base_url, "--traffic", traffic, "--num-prompts", "6", "--concurrency", "2", "--plot", "a.svg"
     )
-    assert (told["completed"], told["failed"], told["model"]) == (6, 0, "scripted")
+    assert (reported["completed"], reported["failed"], reported["model"]) == (6, 0, "scripted")
     # As the server counts them: 7 of a prompt, 4 of them cached, and 3 of an answer.
-    assert [told[f"total_{kind}_tokens"] for kind in ("input", "cached", "output")] == [42, 24, 18]
-    assert 0 < told["p50_ttft_ms"] <= told["p50_e2el_ms"]
-    assert {"mean_itl_ms", "p99_tpot_ms"} <= told.keys()
-    assert "first_sound_ms" not in told
+    assert [reported[f"total_{kind}_tokens"] for kind in ("input", "cached", "output")] == [42, 24, 18]
+    assert 0 < reported["p50_ttft_ms"] <= reported["p50_e2el_ms"]
+    assert {"mean_itl_ms", "p99_tpot_ms"} <= reported.keys()
+    assert "first_sound_ms" not in reported
     said = capsys.readouterr().out
     assert said.startswith(f"scripted at {base_url}: {traffic}, 2 at once\n")
     assert "6 answered, 0 failed" in said
@@ -66,29 +66,29 @@ def test_what_is_asked(base_url: str, pipeline: ScriptedPipeline) -> None:
 @pytest.mark.parametrize("traffic", ["speech", "spoken-chat"])
 def test_sound(base_url: str, pipeline: ScriptedPipeline, traffic: str) -> None:
     pipeline.pause = 0.05
-    told = bench(base_url, "--traffic", traffic, "--num-prompts", "3", "--voice", "default")
-    assert told["completed"] == 3
-    assert told["sound_seconds"] == pytest.approx(3 * 480 / 24_000)
-    assert told["p50_first_sound_ms"] >= 50
-    assert "p50_underrun_ms" in told
-    assert told["p50_rtf"] > 1
+    reported = bench(base_url, "--traffic", traffic, "--num-prompts", "3", "--voice", "default")
+    assert reported["completed"] == 3
+    assert reported["sound_seconds"] == pytest.approx(3 * 480 / 24_000)
+    assert reported["p50_first_sound_ms"] >= 50
+    assert "p50_underrun_ms" in reported
+    assert reported["p50_rtf"] > 1
 
 
 def test_transcripts_of_the_servers_own_voice(base_url: str, pipeline: ScriptedPipeline) -> None:
-    told = bench(base_url, "--traffic", "transcription", "--num-prompts", "2")
-    assert told["completed"] == 2
-    assert told["sound_seconds"] == pytest.approx(2 * 480 / 24_000, rel=0.01)
-    assert told["mean_rtf"] > 0
+    reported = bench(base_url, "--traffic", "transcription", "--num-prompts", "2")
+    assert reported["completed"] == 2
+    assert reported["sound_seconds"] == pytest.approx(2 * 480 / 24_000, rel=0.01)
+    assert reported["mean_rtf"] > 0
     assert [request.metadata["task"] for _, request in pipeline.requests].count("speech") == 8
 
 
 def test_turns_of_sessions(base_url: str) -> None:
-    told = bench(
+    reported = bench(
         base_url, "--traffic", "realtime", "--num-prompts", "2", "--turns", "2", "--dataset-path", clip()
     )
-    assert (told["completed"], told["failed"]) == (4, 0)
-    assert told["sound_seconds"] == pytest.approx(4 * 480 / 24_000)
-    assert told["p50_first_sound_ms"] > 0
+    assert (reported["completed"], reported["failed"]) == (4, 0)
+    assert reported["sound_seconds"] == pytest.approx(4 * 480 / 24_000)
+    assert reported["p50_first_sound_ms"] > 0
 
 
 def clip() -> str:
@@ -101,12 +101,12 @@ def clip() -> str:
     return "clip.wav"
 
 
-def test_failures_are_told_by_kind(
+def test_failures_are_reported_by_kind(
     base_url: str, pipeline: ScriptedPipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pipeline.error, pipeline.error_after = RuntimeError("the stage broke"), 1
-    told = bench(base_url, "--num-prompts", "3", expected=1, warmup=0)
-    assert (told["completed"], told["failed"], told["errors"]) == (0, 3, {"error event": 3})
+    reported = bench(base_url, "--num-prompts", "3", expected=1, warmup=0)
+    assert (reported["completed"], reported["failed"], reported["errors"]) == (0, 3, {"error event": 3})
     assert "3 x error event: the stage broke" in capsys.readouterr().out
 
 
@@ -116,13 +116,13 @@ def test_a_first_request_that_fails_ends_it(base_url: str, capsys: pytest.Captur
 
 
 def test_goals(base_url: str) -> None:
-    told = bench(base_url, "--num-prompts", "4", "--goodput", "ttft:1e9", "tpot:1e9", warmup=0)
-    assert told["request_goodput"] == pytest.approx(told["request_throughput"])
+    reported = bench(base_url, "--num-prompts", "4", "--goodput", "ttft:1e9", "tpot:1e9", warmup=0)
+    assert reported["request_goodput"] == pytest.approx(reported["request_throughput"])
     assert bench(base_url, "--num-prompts", "4", "--goodput", "first_sound:1e9")["request_goodput"] == 0
 
 
 def test_a_rate_is_kept_for_a_time(base_url: str) -> None:
-    told = bench(base_url, "--request-rate", "200", "--duration", "0.3")
-    assert told["completed"] > 10
-    assert told["request_rate"] == 200.0
-    assert all(0 <= request["began"] < 0.3 for request in told["requests"])
+    reported = bench(base_url, "--request-rate", "200", "--duration", "0.3")
+    assert reported["completed"] > 10
+    assert reported["request_rate"] == 200.0
+    assert all(0 <= request["began"] < 0.3 for request in reported["requests"])

@@ -113,7 +113,7 @@ def test_the_timings_of_a_speech_file(client, pipeline):
 
 
 def test_the_tokens_of_a_stream(client, pipeline):
-    pipeline.tells_tokens = True
+    pipeline.sends_tokens = True
     request = chat(extra_params={"return_token_ids": True})
     chunks = list(client.completion_stream(request))
     assert [token for chunk in chunks for token in chunk.token_ids] == [1, 2, 3]

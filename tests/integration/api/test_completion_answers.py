@@ -137,8 +137,8 @@ async def test_the_client_reports_chunks_of_a_completion_over_http(base_url, str
 def test_streamed_logprobs_are_of_each_events_tokens(api, pipeline):
     pipeline.more = {"logprobs": LOGPROBS}
     stream = api.completions.create(model="scripted", prompt="Hi", logprobs=0, stream=True)
-    told = [token for chunk in stream for token in chunk.choices[0].logprobs.tokens]
-    assert told == ["Hel", "lo", "."]
+    reported = [token for chunk in stream for token in chunk.choices[0].logprobs.tokens]
+    assert reported == ["Hel", "lo", "."]
 
 
 def test_the_best_of_several(api, pipeline, monkeypatch):
@@ -213,7 +213,7 @@ def test_native_answers_are_a_list_if_prompts_are_or_n_is(http):
 
 
 def test_native_streams_tell_all_so_far_with_an_index(http, pipeline):
-    pipeline.tells_tokens = True
+    pipeline.sends_tokens = True
     with http.stream("POST", "/generate", json={"text": ["a", "b"], "stream": True}) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert lines.pop() == "data: [DONE]"
@@ -264,6 +264,10 @@ async def test_our_own_client_reads_the_lists(base_url, pipeline):
     async with Client(base_url) as client:
         result = await client.completion(request)
         streamed = [token async for chunk in client.completion_stream(request) for token in chunk.logprobs]
-    for told in (result.logprobs, streamed):
-        assert [(token.token, token.logprob) for token in told] == [("Hel", -1.0), ("lo", -2.0), (".", -3.0)]
-        assert {other.token for other in told[0].top} == {"x", "Hel"}
+    for reported in (result.logprobs, streamed):
+        assert [(token.token, token.logprob) for token in reported] == [
+            ("Hel", -1.0),
+            ("lo", -2.0),
+            (".", -3.0),
+        ]
+        assert {other.token for other in reported[0].top} == {"x", "Hel"}

@@ -127,7 +127,7 @@ async def test_abort_of_a_foreign_id_is_answered_as_of_an_unknown_one(two: Any) 
     assert [each["text"] for each in (await several).json()["choices"]] == ["hold a", "hold b"]
 
 
-async def test_a_header_that_others_use_too_is_not_told(two: Any) -> None:
+async def test_a_header_that_others_use_too_is_not_reported(two: Any) -> None:
     """The second owner's answer has the bare id: a suffix would say that it is in use."""
     server, ours, theirs = two
     mine = server.asking("hold mine", ours | {"x-request-id": "shared"})

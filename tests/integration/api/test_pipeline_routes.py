@@ -38,8 +38,8 @@ async def keyed() -> AsyncIterator[Served]:
 
 
 async def passage(server: Served, name: str, headers: dict[str, str]) -> dict[str, Any]:
-    (told,) = await requests(server, name, headers)
-    return told
+    (reported,) = await requests(server, name, headers)
+    return reported
 
 
 async def requests(server: Served, name: str, headers: dict[str, str]) -> list[dict[str, Any]]:
@@ -94,18 +94,23 @@ async def test_a_request_is_followed_by_its_owner_alone(keyed: Served) -> None:
     asked = keyed.asking("hold", ONE | {"x-request-id": "mine"})
     await keyed.holds(1)
     for name in ("mine", "cmpl-mine"):
-        told = await passage(keyed, name, ONE)
-        assert (told["id"], told["state"], told["at"], told["ended"]) == ("mine", "running", ["say"], None)
+        reported = await passage(keyed, name, ONE)
+        assert (reported["id"], reported["state"], reported["at"], reported["ended"]) == (
+            "mine",
+            "running",
+            ["say"],
+            None,
+        )
     assert await requests(keyed, "mine", OTHER) == await requests(keyed, "none", ONE) == []
     keyed.stage.release_all()
     await asked
     async with asyncio.timeout(PATIENCE):
-        while not (told := await passage(keyed, "mine", ONE))["visits"]:
+        while not (reported := await passage(keyed, "mine", ONE))["visits"]:
             await asyncio.sleep(0.02)
-    (visit,) = told["visits"]
-    assert (told["state"], told["at"], visit["stage"]) == ("completed", [], "say")
-    assert told["began"] <= visit["began"] <= told["ended"]
-    assert visit["work_s"] + visit["wait_s"] <= told["now"] - told["began"]
+    (visit,) = reported["visits"]
+    assert (reported["state"], reported["at"], visit["stage"]) == ("completed", [], "say")
+    assert reported["began"] <= visit["began"] <= reported["ended"]
+    assert visit["work_s"] + visit["wait_s"] <= reported["now"] - reported["began"]
 
 
 async def test_which_request_must_be_said(keyed: Served) -> None:
@@ -118,20 +123,20 @@ async def test_a_request_that_was_stopped_says_so(keyed: Served) -> None:
     await keyed.holds(1)
     await keyed.abort("left", ONE)
     await asked
-    told = await passage(keyed, "left", ONE)
-    assert told["state"] in ("aborted", "failed")
-    assert told["at"] == []
-    assert told["ended"] is not None
+    reported = await passage(keyed, "left", ONE)
+    assert reported["state"] in ("aborted", "failed")
+    assert reported["at"] == []
+    assert reported["ended"] is not None
 
 
-async def test_choices_of_one_request_are_told_together(keyed: Served) -> None:
+async def test_choices_of_one_request_are_reported_together(keyed: Served) -> None:
     asked = keyed.asking("hold", ONE | {"x-request-id": "two"}, n=2)
     wire_ids = await keyed.holds(2)
     keyed.stage.release(wire_ids[0])
     async with asyncio.timeout(PATIENCE):
-        while not (told := await passage(keyed, "two", ONE))["visits"]:
+        while not (reported := await passage(keyed, "two", ONE))["visits"]:
             await asyncio.sleep(0.02)
-    assert (told["state"], told["at"]) == ("running", ["say"])
+    assert (reported["state"], reported["at"]) == ("running", ["say"])
     keyed.stage.release_all()
     await asked
     async with asyncio.timeout(PATIENCE):
@@ -139,14 +144,14 @@ async def test_choices_of_one_request_are_told_together(keyed: Served) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_later_request_of_the_same_name_is_the_one_told(keyed: Served) -> None:
+async def test_a_later_request_of_the_same_name_is_the_one_reported(keyed: Served) -> None:
     await keyed.ask("hi", ONE | {"x-request-id": "again"})
     began = (await passage(keyed, "again", ONE))["began"]
     asked = keyed.asking("hold", ONE | {"x-request-id": "again"})
     await keyed.holds(1)
-    told = await passage(keyed, "again", ONE)
-    assert told["state"] == "running"
-    assert told["began"] > began
-    assert told["visits"] == []
+    reported = await passage(keyed, "again", ONE)
+    assert reported["state"] == "running"
+    assert reported["began"] > began
+    assert reported["visits"] == []
     keyed.stage.release_all()
     await asked

@@ -72,11 +72,11 @@ async def test_a_spoken_turn_and_what_was_heard_stands_for_it_later() -> None:
         assert shown["audio"]["input"]["transcription"]["model"] == server.state.served_name
         item_id = await talk.speak()
         response = await talk.respond()
-        told = [event for event in talk.events if "input_audio_transcription" in event["type"]]
-        assert [(event["type"][-9:], event["item_id"], event["transcript"]) for event in told] == [
+        reported = [event for event in talk.events if "input_audio_transcription" in event["type"]]
+        assert [(event["type"][-9:], event["item_id"], event["transcript"]) for event in reported] == [
             ("completed", item_id, "what I said")
         ]
-        assert told[0]["usage"] == {"type": "duration", "seconds": 0.5}
+        assert reported[0]["usage"] == {"type": "duration", "seconds": 0.5}
         deltas = [event for event in talk.events if event["type"] == "response.output_audio.delta"]
         sound = b"".join(base64.b64decode(event["delta"]) for event in deltas)
         assert np.allclose(np.frombuffer(sound, "<i2") / 32768, server.pipeline.samples, atol=1e-4)
@@ -115,8 +115,8 @@ async def test_a_turn_without_an_answer_is_transcribed_by_itself() -> None:
     async with served() as server, server.talk() as talk:
         await talk.update(audio={"input": {**NO_TURNS, "transcription": {"language": "en"}}})
         item_id = await talk.speak()
-        told = await talk.until("conversation.item.input_audio_transcription.completed")
-        assert (told["item_id"], told["transcript"]) == (item_id, "Hello.")
+        reported = await talk.until("conversation.item.input_audio_transcription.completed")
+        assert (reported["item_id"], reported["transcript"]) == (item_id, "Hello.")
         assert server.pipeline.last.metadata["task"] == "transcription"
         assert server.pipeline.last.params["language"] == "en"
 
@@ -125,8 +125,8 @@ async def test_a_transcription_session() -> None:
     async with served() as server, server.talk(intent="transcription") as talk:
         server.pipeline.words = ["He", "llo."]
         await talk.speak()
-        told = await talk.until("conversation.item.input_audio_transcription.completed")
-        assert told["transcript"] == "Hello."
+        reported = await talk.until("conversation.item.input_audio_transcription.completed")
+        assert reported["transcript"] == "Hello."
         deltas = [event["delta"] for event in talk.events if event["type"].endswith("transcription.delta")]
         assert deltas == ["He", "llo."]
         assert (await talk.refusal("response.create"))["code"] == "invalid_value"

@@ -46,7 +46,7 @@ async def refused(http: httpx.AsyncClient, **body: Any) -> tuple[int, str | None
     return answer.status_code, error["param"], error["code"]
 
 
-async def test_an_answer_is_heard_and_told_without_its_sound() -> None:
+async def test_an_answer_is_heard_and_reported_without_its_sound() -> None:
     async with served() as server, http_of(server) as http:
         server.pipeline.samples = tone(0.9)
         async with call(http, SESSION) as (caller, answer):

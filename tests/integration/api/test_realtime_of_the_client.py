@@ -136,7 +136,7 @@ async def test_functions() -> None:
             assert (await server.messages())[-1]["content"] == '{"sum": 3}'
 
 
-async def test_what_is_wrong_is_told() -> None:
+async def test_what_is_wrong_is_reported() -> None:
     async with served() as server, Client(url(server)) as client:
         with pytest.raises(RequestError, match="voice"):
             await client.realtime(voice="unknown").__aenter__()

@@ -74,11 +74,11 @@ async def test_after_a_long_silence_the_model_speaks_again() -> None:
         assert "input_audio_buffer.timeout_triggered" not in talk.kinds()
         for _ in range(60):
             await append(talk, np.zeros(RATE // 10, np.float32))
-        told = await talk.until("input_audio_buffer.timeout_triggered")
-        assert told["audio_start_ms"] >= 6000
-        assert 5000 <= told["audio_end_ms"] - told["audio_start_ms"] <= 5200
+        reported = await talk.until("input_audio_buffer.timeout_triggered")
+        assert reported["audio_start_ms"] >= 6000
+        assert 5000 <= reported["audio_end_ms"] - reported["audio_start_ms"] <= 5200
         committed = await talk.until("input_audio_buffer.committed")
-        assert committed["item_id"] == told["item_id"]
+        assert committed["item_id"] == reported["item_id"]
         await talk.until("response.done")
         message = (await server.messages())[-1]
         assert (message["role"], message["content"][0]["type"]) == ("user", "input_audio")

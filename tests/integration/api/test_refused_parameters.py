@@ -303,16 +303,16 @@ def test_timings_are_in_every_kind_of_answer(qwen):
     assert "timings" not in several
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_streamed_token_ids_are_those_of_the_whole_answer(qwen, told):
+@pytest.mark.parametrize("reported", [True, False])
+def test_streamed_token_ids_are_those_of_the_whole_answer(qwen, reported):
     """Also of a pipeline whose chunks have none: then all are in the last event."""
     qwen.pipeline.reset()
-    qwen.pipeline.tells_tokens = told
+    qwen.pipeline.sends_tokens = reported
     whole = qwen.takes(CHAT, HELLO | {"return_token_ids": True}).json()["choices"][0]["token_ids"]
     text = qwen.takes(CHAT, HELLO | {"return_token_ids": True, "stream": True}).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line and "DONE" not in line]
     streamed = [event["choices"][0].get("token_ids", []) for event in events]
     assert [token for tokens in streamed for token in tokens] == whole == [1, 2, 3]
-    assert (streamed[0] == [1]) is told
+    assert (streamed[0] == [1]) is reported
     plain = qwen.takes(CHAT, HELLO | {"stream": True}).text
     assert "token_ids" not in plain

@@ -69,8 +69,8 @@ def test_what_is_not_stored_is_not_found(api, pipeline):
 def test_tools_are_called_and_answered(api, pipeline):
     pipeline.words = []
     usage = {"prompt_tokens": 7, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 4}}
-    told = {"tool_calls": CALLS, "reasoning": "Hm", "finish_reason": "tool_calls"}
-    pipeline.more = told | {"usage": usage}
+    reported = {"tool_calls": CALLS, "reasoning": "Hm", "finish_reason": "tool_calls"}
+    pipeline.more = reported | {"usage": usage}
     answer = api.responses.create(model="scripted", input="Weather?", tools=[TOOL], tool_choice="required")
     reasoning, call = answer.output
     assert answer.usage.output_tokens_details.reasoning_tokens == 4
@@ -144,8 +144,8 @@ def test_logprobs(api, pipeline):
         )
         if stream:
             answer = list(answer)[-1].response
-        told = answer.output[0].content[0].logprobs
-        assert [(token.token, token.logprob, token.bytes) for token in told] == [("Hi", -1.0, [72, 105])]
+        reported = answer.output[0].content[0].logprobs
+        assert [(token.token, token.logprob, token.bytes) for token in reported] == [("Hi", -1.0, [72, 105])]
         assert pipeline.last.params["logprobs"] == 0
 
 

@@ -75,7 +75,9 @@ def test_a_wrong_text_is_wrong_alone(http: httpx.Client, pipeline: ScriptedPipel
     assert len(pipeline.requests) == 2
 
 
-def test_a_failure_of_the_pipeline_is_told_for_each(http: httpx.Client, pipeline: ScriptedPipeline) -> None:
+def test_a_failure_of_the_pipeline_is_reported_for_each(
+    http: httpx.Client, pipeline: ScriptedPipeline
+) -> None:
     pipeline.error = RequestError("no sound for that", param="input", code="invalid_value")
     (result,) = results(http, items=[{"input": "x"}])
     assert result["error"] == {

@@ -144,8 +144,10 @@ async def test_each_sentence_is_a_file(
         await talk.say("One. Two.")
         for _ in range(2):
             events = await talk.until("audio.done")
-            told = [base64.b64decode(event["audio"]) for event in events if event["type"] == "audio.delta"]
-            data = b"".join(talk.sound if frames == "binary" else told)
+            reported = [
+                base64.b64decode(event["audio"]) for event in events if event["type"] == "audio.delta"
+            ]
+            data = b"".join(talk.sound if frames == "binary" else reported)
             talk.sound.clear()
             assert len(data) == events[-1]["total_bytes"]
             assert_sounds_like(data, pipeline.samples)
@@ -214,7 +216,7 @@ async def test_a_client_that_leaves_ends_its_requests(
     assert len(pipeline.aborted) == len(pipeline.requests) == 2
 
 
-async def test_a_sentence_without_a_sound_is_told(base_url: str, pipeline: ScriptedPipeline) -> None:
+async def test_a_sentence_without_a_sound_is_reported(base_url: str, pipeline: ScriptedPipeline) -> None:
     pipeline.samples = pipeline.samples[:0]
     async with talking(base_url) as talk:
         await talk.say("Hm.")
@@ -255,7 +257,7 @@ async def test_a_sentence_that_fails_is_skipped(base_url: str, pipeline: Scripte
         (json.dumps({"type": "session.config", "ref_audio": "x" * (3 << 20)}), None, "request_too_large"),
     ],
 )
-async def test_a_wrong_message_is_told_and_no_more(
+async def test_a_wrong_message_is_reported_and_no_more(
     base_url: str, message: str | bytes, param: str | None, code: str
 ) -> None:
     async with talking(base_url) as talk:

@@ -215,9 +215,9 @@ def test_openais_older_functions(api: openai.OpenAI, calling: Any) -> None:
     ]
     calling.parts = PARTS[:5]
     deltas = [chunk.choices[0].delta for chunk in api.chat.completions.create(**fields, stream=True)]
-    told = [delta.function_call for delta in deltas if delta.function_call]
-    assert [each.name for each in told if each.name] == ["weather"]
-    assert "".join(each.arguments for each in told) == '{"city": "Ulm"}'
+    reported = [delta.function_call for delta in deltas if delta.function_call]
+    assert [each.name for each in reported if each.name] == ["weather"]
+    assert "".join(each.arguments for each in reported) == '{"city": "Ulm"}'
 
 
 def test_logprobs(api: openai.OpenAI, pipeline: Any) -> None:
@@ -231,8 +231,8 @@ def test_logprobs(api: openai.OpenAI, pipeline: Any) -> None:
     ]
     assert [[other.token for other in token.top_logprobs] for token in whole] == [["é", "a"], ["!"]]
     chunks = api.chat.completions.create(**fields, stream=True)
-    told = [chunk.choices[0].logprobs for chunk in chunks]
-    assert [token for each in told if each for token in each.content] == whole
+    reported = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [token for each in reported if each for token in each.content] == whole
 
 
 def test_several_answers(api: openai.OpenAI, calling: Any) -> None:
@@ -312,10 +312,12 @@ def test_our_client_over_both_transports(client: SyncClient, calling: Any) -> No
 
     parts = list(client.completion_stream(request))
     assert "".join(part.reasoning for part in parts) == "Hm, rain?"
-    told = [(call.index, call.name, call.arguments) for part in parts for call in part.tool_calls]
+    reported = [(call.index, call.name, call.arguments) for part in parts for call in part.tool_calls]
     streamed = [call for part in PARTS for call in part.get("tool_calls", ())]
     # The result has the last call's arguments, which no part had.
-    assert told == [(call["index"], call["name"], call["arguments"]) for call in streamed] + [(1, None, "{}")]
+    assert reported == [(call["index"], call["name"], call["arguments"]) for call in streamed] + [
+        (1, None, "{}")
+    ]
     assert [token for part in parts for token in part.logprobs] == logprobs
     final = [chunk for chunk in client.generate(request) if chunk.finish_reason]
     assert [(chunk.tool_calls, chunk.logprobs, chunk.reasoning) for chunk in final] == [

@@ -36,9 +36,9 @@ def refusal(answer: httpx.Response) -> Told:
     return answer.status_code, error["code"], error["param"], error["message"]
 
 
-def check(told: Told, status: int, code: str, param: str | None, words: str) -> None:
-    assert told[:3] == (status, code, param), told
-    assert words in told[3]
+def check(reported: Told, status: int, code: str, param: str | None, words: str) -> None:
+    assert reported[:3] == (status, code, param), reported
+    assert words in reported[3]
 
 
 def content(part: dict[str, Any]) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def test_routes(http: httpx.Client, method: str, path: str, status: int, code: s
 
 
 def test_what_is_near_nothing_gets_no_hint(http: httpx.Client) -> None:
-    told = refusal(http.post("/v1/images/generations", json={}))
-    check(told, 404, "unknown_url", None, "no such route: POST /v1/images/generations")
-    assert "did you mean" not in told[3]
+    reported = refusal(http.post("/v1/images/generations", json={}))
+    check(reported, 404, "unknown_url", None, "no such route: POST /v1/images/generations")
+    assert "did you mean" not in reported[3]
 
 
 SOUND = {"file": ("a.wav", b"RIFF")}

@@ -57,13 +57,13 @@ def joined(reader: AnswerReader, news: Sequence[Delta]) -> Read:
             assert delta["id"]
             calls[delta["index"]] = dict(delta)
     assert list(calls.values()) == reader.calls.whole
-    told = Read(
+    reported = Read(
         "".join(part.content for part in news),
         "".join(part.reasoning for part in news),
         [(call["name"], call["arguments"]) for call in calls.values()],
     )
-    assert (told.content, told.reasoning) == (reader.content, reader.reasoning)
-    return told
+    assert (reported.content, reported.reasoning) == (reader.content, reader.reasoning)
+    return reported
 
 
 def read_in_all_pieces(reading: Reading, text: str, **params: Any) -> Read:

@@ -68,19 +68,19 @@ def run(
         messages += text_chunks(asked, new_text(request), speaker=speaker)
     request.finish("stop")
     messages += text_chunks(asked, new_text(request), speaker=speaker)
-    told = [message.data for message in messages if message.target == "coordinator"]
+    reported = [message.data for message in messages if message.target == "coordinator"]
     spoken = [message.data for message in messages if message.target == speaker]
-    return told, spoken, text_result(written(request))
+    return reported, spoken, text_result(written(request))
 
 
 def test_special_tokens_that_mark_calls_are_seen_and_others_are_not(tokenizer: Tokenizer) -> None:
     text = f"Hm.<|python_tag|>[TOOL_CALLS][{CALL}]<|im_end|>"
-    told, _, result = run(tokenizer, payload(reading("mistral")), text)
+    reported, _, result = run(tokenizer, payload(reading("mistral")), text)
     assert result["text"] == "Hm."
     (call,) = result["tool_calls"]
     assert (call["name"], call["arguments"]) == ("get_stock_fundamentals", '{"symbol": "A"}')
     assert result["finish_reason"] == "tool_calls"
-    assert "".join(chunk["text"] for chunk in told) == "Hm."
+    assert "".join(chunk["text"] for chunk in reported) == "Hm."
     # Plain answers show none.
     plain = run(tokenizer, payload(None), text)[2]
     assert plain["text"] == f"Hm.[{CALL}]"
@@ -94,13 +94,13 @@ def test_a_plain_answer_has_no_reader(tokenizer: Tokenizer) -> None:
 
 def test_the_chunks_are_the_result_and_have_each_token_once(tokenizer: Tokenizer) -> None:
     text = f"<think>\nWhich?\n</think>\n\nI look.\n<tool_call>{CALL}</tool_call>"
-    told, _, result = run(tokenizer, payload(reading("hermes", "qwen3")), text)
+    reported, _, result = run(tokenizer, payload(reading("hermes", "qwen3")), text)
     for name in ("text", "reasoning"):
-        assert "".join(chunk.get(name, "") for chunk in told) == result[name]
+        assert "".join(chunk.get(name, "") for chunk in reported) == result[name]
     assert (result["text"], result["reasoning"]) == ("I look.", "Which?")
-    arguments = [call["arguments"] for chunk in told for call in chunk.get("tool_calls", ())]
+    arguments = [call["arguments"] for chunk in reported for call in chunk.get("tool_calls", ())]
     assert "".join(arguments) == result["tool_calls"][0]["arguments"]
-    token_ids = [token for chunk in told for token in chunk["token_ids"]]
+    token_ids = [token for chunk in reported for token in chunk["token_ids"]]
     assert token_ids == result["token_ids"][: len(token_ids)]
     # The marks, and what is between them.
     thought = len(tokenizer.encode("<think>\nWhich?\n</think>").ids)

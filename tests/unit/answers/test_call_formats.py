@@ -154,10 +154,10 @@ def test_what_a_model_may_write_amiss(name: str, text: str, expected: Read) -> N
 def test_the_arguments_come_as_they_are_written() -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"city": "Paris", "days": [1, 2]}}\n</tool_call>'
     reader = reader_of(reading_of("hermes"), {"tools": []})
-    told = [call for letter in text for call in reader.feed(letter).calls]
-    assert told[0]["name"] == "f"
+    reported = [call for letter in text for call in reader.feed(letter).calls]
+    assert reported[0]["name"] == "f"
     # A delta a character: nothing waits for the end of the arguments.
-    assert [call["arguments"] for call in told[1:]] == list('{"city": "Paris", "days": [1, 2]}')
+    assert [call["arguments"] for call in reported[1:]] == list('{"city": "Paris", "days": [1, 2]}')
 
 
 def test_one_call_only_if_more_are_not_wanted() -> None:

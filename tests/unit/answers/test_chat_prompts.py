@@ -185,7 +185,7 @@ def test_strict_tools_and_formats_of_the_content(chats: Make) -> None:
     assert either["sampling"]["json_schema"] is None
 
 
-def test_reasoning_is_told_by_the_template_and_the_prompt(chats: Make) -> None:
+def test_reasoning_is_reported_by_the_template_and_the_prompt(chats: Make) -> None:
     made = chats(QWEN)
     assert rendered(made, USER)[1] == {"calls": None, "thinking": "qwen3", "inside": False, "sampling": {}}
     off = {"chat_template_kwargs": {"enable_thinking": False}}

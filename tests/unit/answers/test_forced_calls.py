@@ -102,13 +102,13 @@ def test_forced_calls_are_read_back(name: str, parallel: bool) -> None:
         content, _, calls = read(reading_of(name), text, range(3, len(text), 5), tools=tools)
         assert content == "", text
         for called, arguments in calls:
-            told = json.loads(arguments, strict=False)
+            reported = json.loads(arguments, strict=False)
             if name == "qwen3_coder":
                 # To its grammar, white space around a value is none of it.
-                told = {
-                    key: value.strip() if isinstance(value, str) else value for key, value in told.items()
+                reported = {
+                    key: value.strip() if isinstance(value, str) else value for key, value in reported.items()
                 }
-            jsonschema.validate(told, schemas[called])
+            jsonschema.validate(reported, schemas[called])
         seen |= {called for called, _ in calls}
         counts.add(len(calls))
     assert seen == schemas.keys()

@@ -73,5 +73,5 @@ def test_a_family_of_sglang(name: str) -> None:
 def test_reasoning_of_sglang() -> None:
     reader = reader_of(reading_of(thinking="kimi"), {})
     news = [reader.feed(piece) for piece in ("◁think▷", "Two.", "◁/think▷", "Four.")]
-    told = joined(reader, [*news, reader.finish()])
-    assert told == Read("Four.", "Two.", [])
+    reported = joined(reader, [*news, reader.finish()])
+    assert reported == Read("Four.", "Two.", [])

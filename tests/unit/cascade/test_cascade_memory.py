@@ -61,9 +61,9 @@ def test_shares_are_of_the_gpu_that_is_shared(places: tuple[int, int], count: in
     assert [stage.stage for gpu in plan.gpus for stage in gpu.stages] == ["asr.decode", "tts.decode"]
     shares = []
     for name, stage in (("asr", "transcribe"), ("tts", "speak")):
-        told = resolve_stage_factory_args(config.stage(stage), config)["part"]["pipeline"]
-        assert told == getattr(config, name).pipeline
-        (decode,) = PipelineConfig.from_dict(told).stages
+        reported = resolve_stage_factory_args(config.stage(stage), config)["part"]["pipeline"]
+        assert reported == getattr(config, name).pipeline
+        (decode,) = PipelineConfig.from_dict(reported).stages
         shares.append(decode.runtime.resources.total_gpu_memory_fraction or 0.0)
         assert decode.factory_args["max_total_tokens"] > 64
     assert 0.9 * count < sum(shares) <= count

@@ -56,10 +56,10 @@ def ask(scheduler: AsyncScheduler, data: Any, task: str = "chat", **request: Any
     metadata = {"task": task, "output_modalities": request.pop("modalities", ["text"])}
     payload = StagePayload("r", OmniRequest(None, request, metadata), data)
     scheduler.inbox.put(IncomingMessage("r", "new_request", payload))
-    told = [scheduler.outbox.get(timeout=DEADLINE)]
-    while told[-1].type == "stream":
-        told.append(scheduler.outbox.get(timeout=DEADLINE))
-    return told
+    reported = [scheduler.outbox.get(timeout=DEADLINE)]
+    while reported[-1].type == "stream":
+        reported.append(scheduler.outbox.get(timeout=DEADLINE))
+    return reported
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -95,7 +95,7 @@ def test_an_answer_comes_in_pieces_and_whole_with_its_usage() -> None:
     assert sent["messages"][1]["content"] is None
 
 
-def test_calls_and_reasoning_are_told() -> None:
+def test_calls_and_reasoning_are_reported() -> None:
     first = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a'}}
     rest = {"index": 0, "function": {"arguments": '": 1}'}}
     answer = events(
@@ -117,7 +117,7 @@ def error(status: int, message: str, **fields: Any) -> Act:
 
 
 @pytest.mark.parametrize(
-    ("act", "status", "code", "told"),
+    ("act", "status", "code", "reported"),
     [
         (error(401, "bad key"), 502, "upstream_refused", "refuses the key"),
         (error(404, "no model m"), 502, "upstream_refused", "does not find 'm'"),
@@ -140,7 +140,9 @@ def error(status: int, message: str, **fields: Any) -> Act:
         (Act(events(delta(content="Hel")).answer[:-20], holds=True), 504, "upstream_timeout", "silent"),
     ],
 )
-def test_a_failure_is_told_as_that_requests_alone(act: Act, status: int, code: str, told: str) -> None:
+def test_a_failure_is_reported_as_that_requests_alone(
+    act: Act, status: int, code: str, reported: str
+) -> None:
     """Also if part of the answer has been told: it ends in the error."""
     acts = [MODELS, act, HELLO]
     silence = 0.3 if act.holds else DEADLINE
@@ -152,7 +154,7 @@ def test_a_failure_is_told_as_that_requests_alone(act: Act, status: int, code: s
         after = ask(thinker, CHAT)[-1]
     assert isinstance(failed.data, RequestError)
     assert (failed.data.status, failed.data.code) == (status, code)
-    assert told in failed.data.message
+    assert reported in failed.data.message
     assert "secret" not in failed.data.message
     assert after.data.data["text"] == "Hello."
 
@@ -177,7 +179,7 @@ def test_a_server_that_comes_later_is_found_then(held_port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "reported"),
     [
         (http(200, {"data": [{"id": "a"}, {"id": "b"}]}), "lists 2 models .*--llm-model"),
         (
@@ -187,9 +189,9 @@ def test_a_server_that_comes_later_is_found_then(held_port: int) -> None:
         (http(404, {"error": {"message": "no"}}), "is the URL that of an API"),
     ],
 )
-def test_a_wrong_start_is_told(answer: bytes, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_start_is_reported(answer: bytes, reported: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with FaultyServer([Act(answer)]) as server, pytest.raises(PartError, match=told):
+    with FaultyServer([Act(answer)]) as server, pytest.raises(PartError, match=reported):
         create_thinker(part={"url": server.url})
 
 

@@ -155,10 +155,10 @@ def test_figures() -> None:
     lines = "\n".join(table(summary, is_open=True))
     assert "1 x HTTP 429: too many" in lines
     assert "from when a request was due" in lines
-    told = as_json(summary, [*good, failed], {"model": "m"})
-    assert told["p99_ttft_ms"] == pytest.approx(500.0)
-    assert told["request_goodput"] == pytest.approx(0.5)
-    assert [request["error"] for request in told["requests"]] == [None, None, "HTTP 429: too many"]
+    reported = as_json(summary, [*good, failed], {"model": "m"})
+    assert reported["p99_ttft_ms"] == pytest.approx(500.0)
+    assert reported["request_goodput"] == pytest.approx(0.5)
+    assert [request["error"] for request in reported["requests"]] == [None, None, "HTTP 429: too many"]
 
 
 def test_sound_is_heard_as_it_is_played() -> None:

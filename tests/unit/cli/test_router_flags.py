@@ -40,7 +40,7 @@ def test_only_what_is_near_is_suggested(given, meant):
     assert meant_option(given, known) == meant
 
 
-def test_a_wrong_value_is_told_without_the_place_in_a_json_that_the_user_never_saw():
+def test_a_wrong_value_is_reported_without_the_place_in_a_json_that_the_user_never_saw():
     with pytest.raises(ValueError, match='policy: "roundrobin" is none of random, round_robin') as caught:
         check_router_config(json.dumps({"policy": "roundrobin"}))
     assert "line" not in str(caught.value)

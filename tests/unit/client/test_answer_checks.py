@@ -15,7 +15,7 @@ SOUND = {"audio_data": np.zeros(3, np.float32), "sample_rate": 8000}
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"text": 3}, "'text' as int 3; it must be a str"),
         ({"text": "", "finish_reason": 1}, "'finish_reason' as int 1; it must be a str, such as 'stop'"),
@@ -32,11 +32,11 @@ SOUND = {"audio_data": np.zeros(3, np.float32), "sample_rate": 8000}
         ({**SOUND, "audio_data": "abc"}, "'audio_data' as str 'abc'; it must be float samples"),
     ],
 )
-def test_a_field_that_cannot_be_read(fields: dict[str, Any], told: str) -> None:
+def test_a_field_that_cannot_be_read(fields: dict[str, Any], reported: str) -> None:
     with pytest.raises(ClientError) as error:
         check_fields(fields, stage="say")
     assert str(error.value).startswith("stage 'say' returned ")
-    assert told in str(error.value)
+    assert reported in str(error.value)
     with pytest.raises(ClientError, match=r"^stage 'one' returned "):
         check_answer("chat", {"one": fields, "two": {"text": "a"}}, set())
 
@@ -77,7 +77,7 @@ def test_an_answer(task: str, result: Any, streamed: set[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "result", "streamed", "told"),
+    ("task", "result", "streamed", "reported"),
     [
         ("chat", {"words": 3}, set(), "stage 's' returned a dict with 'words'; chat needs an answer with"),
         ("chat", None, {"input_transcript"}, "stage 's' returned None; chat needs"),
@@ -97,7 +97,7 @@ def test_an_answer(task: str, result: Any, streamed: set[str]) -> None:
         ),
     ],
 )
-def test_no_answer(task: str, result: Any, streamed: set[str], told: str) -> None:
+def test_no_answer(task: str, result: Any, streamed: set[str], reported: str) -> None:
     with pytest.raises(ClientError) as error:
         check_answer(task, result, streamed, stage="s")
-    assert told in str(error.value)
+    assert reported in str(error.value)

@@ -192,14 +192,14 @@ async def test_too_few_tokens_for_a_part_come_before_the_end():
         assert [chunk.text for chunk in chunks] == ["a", "bcd", ""]
 
 
-async def test_streamed_text_is_not_told_twice():
+async def test_streamed_text_is_not_reported_twice():
     client = Client(Coordinator(text("Hel"), text("lo"), done({"text": "Hello!", "finish_reason": "stop"})))
     chunks = [chunk async for chunk in client.completion_stream(GenerateRequest(prompt="p"))]
     assert [chunk.text for chunk in chunks] == ["Hel", "lo", "!"]
     assert (await client.completion(GenerateRequest(prompt="p"))).text == "Hello!"
 
 
-async def test_streamed_audio_is_not_told_twice():
+async def test_streamed_audio_is_not_reported_twice():
     audio = np.arange(6, dtype=np.float32) / 10
 
     def piece(samples):

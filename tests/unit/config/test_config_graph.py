@@ -110,7 +110,7 @@ def test_the_graph_has_stages_edges_places_and_modalities() -> None:
     assert (edges["thinker", "decode"].payload, edges["thinker", "decode"].stream) == (True, False)
 
 
-def test_devices_replicas_and_transports_are_told() -> None:
+def test_devices_replicas_and_transports_are_reported() -> None:
     graph = graph_of(
         pipeline(
             stage("a", "b", process="p"),
@@ -182,10 +182,10 @@ def test_a_wide_pipeline_stays_within_the_terminal() -> None:
 
 
 def test_the_text_tells_what_lines_carry() -> None:
-    told = draw_text(speech_chat())
-    assert "┊ shm, stream: thinker → speak" in told
-    assert "preprocess, transcribe: each result goes to some" in told
-    assert "┊" in told.split("\n\n")[0]
+    reported = draw_text(speech_chat())
+    assert "┊ shm, stream: thinker → speak" in reported
+    assert "preprocess, transcribe: each result goes to some" in reported
+    assert "┊" in reported.split("\n\n")[0]
 
 
 def test_mermaid_names_every_stage_and_edge_and_lets_no_text_out() -> None:

@@ -138,8 +138,8 @@ def test_ranks_and_replicas_of_a_text_model(fake_machine: FakeMachine, tmp_path:
     assert [replicated[f"thinker@r{number}"][0] for number in range(3)] == ["6", "2", "1"]
 
 
-def test_config_resolve_shows_the_gpu_as_a_factory_is_told_it() -> None:
-    def told(config: PipelineConfig) -> list[Any]:
+def test_config_resolve_shows_the_gpu_as_a_factory_is_reported_it() -> None:
+    def reported(config: PipelineConfig) -> list[Any]:
         stages = resolve_config(config)["stages"].values()
         return [stage["factory_args"].get("gpu_id") for stage in stages]
 
@@ -147,10 +147,10 @@ def test_config_resolve_shows_the_gpu_as_a_factory_is_told_it() -> None:
     config = text_model(3)
     for stage in config.stages:
         stage.factory = takes_it
-    assert told(config) == [None, 0, None]
+    assert reported(config) == [None, 0, None]
     config.stage("thinker").factory_args = {"gpu_id": 2}
     config.stage("decode").process, config.stage("decode").gpu = "thinker", 3
-    assert told(config) == [None, 2, 3]
+    assert reported(config) == [None, 2, 3]
 
 
 async def test_a_gpu_that_is_not_there_is_refused_before_anything_starts(
@@ -369,7 +369,7 @@ def test_ranks_use_sglangs_all_reduce_over_nvlink_alone(
     ("device", "said", "disabled"),
     [("cuda:0", "1", False), ("cuda:0", "0", True), ("cuda:0", None, True), ("cpu", "1", True)],
 )
-def test_sglang_is_told(
+def test_sglang_is_reported(
     monkeypatch: pytest.MonkeyPatch, device: str, said: str | None, disabled: bool
 ) -> None:
     given: dict[str, Any] = {}

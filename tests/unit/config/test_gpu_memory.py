@@ -230,7 +230,7 @@ def test_what_the_config_sets_is_kept(omni: str) -> None:
     assert plan.gpus[1].free < 0.5 * plan.gpus[1].gpu.total_bytes
 
 
-def test_a_pool_that_is_too_large_is_told_the_largest(omni: str) -> None:
+def test_a_pool_that_is_too_large_is_reported_the_largest(omni: str) -> None:
     config = default_config(omni, gpus := fake_gpus("H100 80GB"))
     override_stage(config, "thinker.max_total_tokens=100000")
     plan = plan_memory(config, gpus)
@@ -313,7 +313,7 @@ def test_what_joins_media_is_counted_where_an_encoder_is(omni: str) -> None:
     assert thinker(Qwen3OmniTextPipelineConfig) == apart
 
 
-def test_stages_that_fit_in_one_process_alone_are_told_the_command(omni: str) -> None:
+def test_stages_that_fit_in_one_process_alone_are_reported_the_command(omni: str) -> None:
     gpus = [replace(gpu, total_bytes=int(77.5 * GIB)) for gpu in fake_gpus("H100 80GB")]
     config = default_config(omni, gpus)
     plan = plan_memory(config, gpus)

@@ -83,5 +83,5 @@ def test_the_config_is_read_without_torch() -> None:
         "import sys; from sglang_omni.models.csm.config import default_config; "
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    reported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert reported.stdout == "[]\n"

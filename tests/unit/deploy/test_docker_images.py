@@ -15,14 +15,14 @@ IMAGES = (*SERVERS, "router")
 
 
 @pytest.mark.parametrize("target", IMAGES)
-def test_options_exist_and_the_port_is_told(target: str) -> None:
+def test_options_exist_and_the_port_is_reported(target: str) -> None:
     subcommand, options = command(target, ["Qwen/Qwen3-0.6B"] if target in SERVERS else [])
     assert subcommand == ("serve" if target in SERVERS else "route")
     assert str(options.port) == image(target)["EXPOSE"]
 
 
 @pytest.mark.parametrize("target", IMAGES)
-def test_health_is_asked_for_where_it_is_told_without_a_key(target: str) -> None:
+def test_health_is_asked_for_where_it_is_reported_without_a_key(target: str) -> None:
     port, path = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)'", image(target)["HEALTHCHECK"])[0]
     assert port == image(target)["EXPOSE"]
     assert path in (OPEN_PATHS if target in SERVERS else {"/liveness"})

@@ -46,7 +46,7 @@ def test_paths_exist() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_every_target_is_built_and_every_folder_is_told() -> None:
+def test_every_target_is_built_and_every_folder_is_reported() -> None:
     built = re.findall(r"docker build -f (\S+) --target (\w+) -t (\S+) \.", PAGE.text)
     assert {target for _, target, _ in built} == {"router", "cpu", "cuda"}
     assert all(ROOT / path == DOCKERFILE and image(target) for path, target, _ in built)

@@ -71,7 +71,7 @@ def lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def test_a_machine_that_lacks_nothing_is_told_nothing(machine: Machine) -> None:
+def test_a_machine_that_lacks_nothing_is_reported_nothing(machine: Machine) -> None:
     assert machine.check(*NEEDS, "disk=1") == (0, "")
 
 
@@ -80,7 +80,7 @@ def test_this_machine_lacks_nothing() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_everything_is_told_at_once(machine: Machine) -> None:
+def test_everything_is_reported_at_once(machine: Machine) -> None:
     status, text = machine.without("python3", "cargo", "rustc", "cc", "bash").check(*NEEDS, "disk=999999999")
     assert status == 1
     assert lines(text)[0] == "This machine lacks for `make demo`:"
@@ -117,7 +117,7 @@ def test_lines_are_those_of_the_system(
 @pytest.mark.parametrize(
     ("system", "line"), [("Darwin", "container or virtual machine"), ("MINGW64_NT", "wsl --install")]
 )
-def test_another_system_is_told_where_it_runs(tmp_path: Path, system: str, line: str) -> None:
+def test_another_system_is_reported_where_it_runs(tmp_path: Path, system: str, line: str) -> None:
     status, text = Machine(tmp_path, system).without("python3", "cc").check(*NEEDS)
     assert status == 1
     assert len(lines(text)) == 3

@@ -47,27 +47,27 @@ def test_the_page_is_what_its_script_writes(name: str, page: str) -> None:
 def _bodies(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every field of every body, with those of the models that it refers to."""
     for name, model in schema["components"]["schemas"].items():
-        yield from ((f"{name}.{field}", told) for field, told in model["properties"].items())
+        yield from ((f"{name}.{field}", reported) for field, reported in model["properties"].items())
     for path, methods in schema["paths"].items():
         for operation in methods.values():
             for content in operation.get("requestBody", {}).get("content", {}).values():
-                for field, told in content["schema"].get("properties", {}).items():
-                    yield f"{path} {field}", told
+                for field, reported in content["schema"].get("properties", {}).items():
+                    yield f"{path} {field}", reported
 
 
 def test_every_field_of_the_api_says_what_it_does() -> None:
     fields = dict(_bodies(create_app(None).openapi()))  # type: ignore[arg-type]
     assert {"ChatCompletionRequest.temperature", "/v1/audio/transcriptions file"} <= fields.keys()
-    told = {name: [field, *field.get("anyOf", ())] for name, field in fields.items()}
+    reported = {name: [field, *field.get("anyOf", ())] for name, field in fields.items()}
     silent = [
         name
-        for name, parts in told.items()
+        for name, parts in reported.items()
         if not any({"description", "const"} & part.keys() for part in parts)
     ]
     assert silent == []
 
 
-def test_errors_are_told_as_they_are() -> None:
+def test_errors_are_reported_as_they_are() -> None:
     api = create_app(None).openapi()  # type: ignore[arg-type]
     answers = [op["responses"] for each in api["paths"].values() for op in each.values()]
     assert {status for each in answers for status in each} == {"200", "201", "default"}
@@ -84,7 +84,7 @@ def test_every_route_says_what_it_is_for() -> None:
 
 
 def test_the_events_of_realtime_are_those_that_are_sent() -> None:
-    told = set(load_script("http_reference_answers").SERVER_EVENTS["/v1/realtime"])
+    reported = set(load_script("http_reference_answers").SERVER_EVENTS["/v1/realtime"])
     source = "".join(path.read_text() for path in REALTIME.glob("*.py") if path.name != "beta.py")
     kinds = "session|input_audio_buffer|output_audio_buffer|conversation|response"
     written = set(re.findall(rf'"((?:{kinds})\.[a-z_.]+)"', source))
@@ -95,7 +95,7 @@ def test_the_events_of_realtime_are_those_that_are_sent() -> None:
     }
     written -= EVENTS.keys() | {HEARD, "response.audio"}
     written |= {f"{HEARD}.{end}" for end in ("delta", "completed", "failed")} | {"error"}
-    assert told == written
+    assert reported == written
 
 
 def test_every_command_is_on_the_command_lines_page() -> None:

@@ -32,7 +32,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("text", TROUBLES)
-def test_the_error_is_one_that_is_told(text: str, source: str) -> None:
+def test_the_error_is_one_that_is_reported(text: str, source: str) -> None:
     pieces = [piece for piece in re.split(r"\s*…\s*", text) if piece]
     assert any(len(piece) >= 9 for piece in pieces), "too short to be found by"
     assert [piece for piece in pieces if piece not in source] == []

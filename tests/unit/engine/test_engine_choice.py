@@ -81,7 +81,7 @@ def test_what_one_engine_alone_computes(tmp_path: Path, fields: Any, kind: Any, 
     assert only is None or only.reason.startswith(reason)
 
 
-def test_without_sglang_the_reason_is_told(
+def test_without_sglang_the_reason_is_reported(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:

@@ -67,7 +67,7 @@ def test_graphs_are_replayed_for_batches_filled_up(
 
 
 @pytest.mark.usefixtures("paged")
-def test_a_refused_graph_is_told_and_done_without(
+def test_a_refused_graph_is_reported_and_done_without(
     tiny_checkpoint: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = tiny_checkpoint("qwen3")
@@ -114,7 +114,7 @@ def test_what_the_kernel_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "older than Ampere" in why_not()
 
 
-def test_pages_of_the_kernels_size_unless_told_otherwise(
+def test_pages_of_the_kernels_size_unless_reported_otherwise(
     tiny_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_checkpoint().path

@@ -169,14 +169,14 @@ def test_the_tables_in_the_docs_are_what_their_script_writes() -> None:
 
 def test_families_are_listed(capsys: pytest.CaptureFixture[str], brought: Path) -> None:
     assert cli.main(["models", "--local"]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     for family in FAMILIES:
-        assert f"{family.name}\n  {', '.join(family.takes)} -> {', '.join(family.gives)}; tasks: " in told
-        assert f"proved against: {family.proved_against}" in told
-    assert "toy\n  text -> audio; tasks: speech\n  checkpoints: ToyModel, toy_model\n" in told
+        assert f"{family.name}\n  {', '.join(family.takes)} -> {', '.join(family.gives)}; tasks: " in reported
+        assert f"proved against: {family.proved_against}" in reported
+    assert "toy\n  text -> audio; tasks: speech\n  checkpoints: ToyModel, toy_model\n" in reported
     assert (
         "OddModel: the pipeline for 'OddModel', odd_family:FAMILY of toy_family 1.0, cannot be imported"
-        in told
+        in reported
     )
     assert cli.main(["models", "--json", "--url", "http://127.0.0.1:1"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
@@ -209,12 +209,12 @@ def test_help_of_each_maker_lists_its_options(capsys: pytest.CaptureFixture[str]
     for name in MAKERS:
         with pytest.raises(SystemExit, match="0"):
             cli.main(["make-tiny-checkpoint", f"--family={name}", "--help"])
-        told = capsys.readouterr().out
-        assert "--seed" in told
-        assert "layers N" in told, name
+        reported = capsys.readouterr().out
+        assert "--seed" in reported
+        assert "layers N" in reported, name
 
 
-def test_an_unknown_family_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_family_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["make-tiny-checkpoint", "--family", "qwen3omni", "x"])
     assert "did you mean 'qwen3_omni'?" in capsys.readouterr().err

@@ -84,8 +84,8 @@ def test_the_codec_is_found_or_asked_for(higgs: HiggsOracle, tmp_path: Path) -> 
     assert codec_dir(higgs.path, None) == beside
     named = tmp_path / "model"
     named.mkdir()
-    told = {"audio_tokenizer": {"audio_tokenizer_name_or_path": str(beside)}}
-    (named / "processor_config.json").write_text(json.dumps(told))
+    reported = {"audio_tokenizer": {"audio_tokenizer_name_or_path": str(beside)}}
+    (named / "processor_config.json").write_text(json.dumps(reported))
     assert codec_dir(named, None) == beside
     other = tmp_path / "codec"
     shutil.copytree(beside, other)
@@ -97,7 +97,7 @@ def test_the_codec_is_found_or_asked_for(higgs: HiggsOracle, tmp_path: Path) -> 
         codec_dir(named, str(tmp_path / "nowhere"))
 
 
-def test_another_models_files_are_told(higgs: HiggsOracle) -> None:
+def test_another_models_files_are_reported(higgs: HiggsOracle) -> None:
     with pytest.raises(ValueError, match="no codec of Higgs Audio v2"):
         HiggsDecoder.load(higgs.path, FLOAT, "cpu")
     assert HiggsDecoder.load(higgs.path / "audio_tokenizer", FLOAT, "cpu").sample_rate == RATE

@@ -110,7 +110,7 @@ def test_a_codec_that_looks_ahead_is_refused(csm: CsmOracle) -> None:
         streamed_mimi(csm, use_causal_conv=False)
 
 
-def test_a_codec_without_a_tensor_is_told(csm: CsmOracle) -> None:
+def test_a_codec_without_a_tensor_is_reported(csm: CsmOracle) -> None:
     with pytest.raises(ValueError, match=r"decoder_transformer\.layers\.2"):
         streamed_mimi(csm, num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"config\.json does not have.*decoder_transformer\.layers\.1"):

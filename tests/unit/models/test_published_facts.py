@@ -170,7 +170,7 @@ def test_a_model_names_its_codec() -> None:
     assert heard["target_bandwidths"][-1] * 1000 == spoken["num_codebooks"] * 10 * 25
 
 
-def test_a_model_is_told_as_another_with_other_values() -> None:
+def test_a_model_is_reported_as_another_with_other_values() -> None:
     small, large = published_models("qwen2_5_omni")
     assert large.id == "Qwen/Qwen2.5-Omni-7B"
     assert list(paths(large.config())) == list(paths(small.config()))

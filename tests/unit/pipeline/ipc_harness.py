@@ -40,7 +40,7 @@ def raw(endpoint: str) -> socket.socket:
 
 
 async def is_closed(client: socket.socket) -> bool:
-    """Whether the other end closes the connection."""
+    """True if the other end closes the connection."""
 
     def read_to_the_end() -> None:
         try:

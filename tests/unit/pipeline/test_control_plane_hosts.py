@@ -174,9 +174,9 @@ async def test_every_stage_gets_all_endpoints_and_follows_a_moved_one(hosts: Hos
     far = hosts.far.tcp_endpoint
     assert far is not None
     coordinator.stages.move({"far": far, "here": hosts.here.tcp_endpoint or ""})
-    told = EndpointsMessage({"far": far, "here": hosts.here.tcp_endpoint or ""})
-    assert await soon(hosts.far.recv()) == told
-    assert await soon(hosts.here.recv()) == told
+    reported = EndpointsMessage({"far": far, "here": hosts.here.tcp_endpoint or ""})
+    assert await soon(hosts.far.recv()) == reported
+    assert await soon(hosts.here.recv()) == reported
     moved = StageControlPlane(
         "far", f"tcp://{HOST}:*", hosts.far.coordinator_endpoint, hosts.far.abort_endpoint, keys=KEYS
     )

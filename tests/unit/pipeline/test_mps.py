@@ -69,16 +69,20 @@ async def test_processes_that_share_a_gpu_have_a_daemon_while_they_run(
     folder = Path(specs[0].runtime_dir) / "mps"
     *on_gpus, on_cpu = [daemon.environment_of(spec) for spec in specs]
     assert on_cpu == {}
-    assert [told["CUDA_VISIBLE_DEVICES"] for told in on_gpus] == [gpu_uuid(5), gpu_uuid(5), gpu_uuid(4)]
-    for told in on_gpus:
-        assert told["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
-        assert told["CUDA_MPS_LOG_DIRECTORY"] == str(folder / "log")
+    assert [reported["CUDA_VISIBLE_DEVICES"] for reported in on_gpus] == [
+        gpu_uuid(5),
+        gpu_uuid(5),
+        gpu_uuid(4),
+    ]
+    for reported in on_gpus:
+        assert reported["CUDA_MPS_PIPE_DIRECTORY"] == str(folder)
+        assert reported["CUDA_MPS_LOG_DIRECTORY"] == str(folder / "log")
     await daemon.close()
     assert control.calls[-1] == "quit"
     assert not (folder / "control").exists()
 
 
-async def test_ranks_that_are_told_uuids_use_no_all_reduce_that_reads_numbers(
+async def test_ranks_that_are_reported_uuids_use_no_all_reduce_that_reads_numbers(
     fake_machine: FakeMachine, control: FakeMps, planned: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_machine.has(2)
@@ -90,11 +94,11 @@ async def test_ranks_that_are_told_uuids_use_no_all_reduce_that_reads_numbers(
     assert {env[CUSTOM_ALL_REDUCE] for env in launcher.environments(ranks)} == {"1"}
     await launcher.start(specs)
     try:
-        told = launcher.environments(ranks)
+        reported = launcher.environments(ranks)
     finally:
         await launcher.close()
-    assert [env["CUDA_VISIBLE_DEVICES"] for env in told] == [gpu_uuid(0), gpu_uuid(1)]
-    assert {env[CUSTOM_ALL_REDUCE] for env in told} == {"0"}
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in reported] == [gpu_uuid(0), gpu_uuid(1)]
+    assert {env[CUSTOM_ALL_REDUCE] for env in reported} == {"0"}
 
 
 @pytest.mark.parametrize(

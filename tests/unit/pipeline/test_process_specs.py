@@ -142,10 +142,10 @@ def test_a_process_sees_its_own_device_alone(
 ) -> None:
     spec = StageLaunchConfig("big", tp_rank=ranks - 1, tp_size=ranks, gpu_id=gpu_id)
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    told = get_stage_process_env(spec, env)
-    assert (told["CUDA_VISIBLE_DEVICES"], spec.device_index) == (device, 0)
-    assert told["SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"] == "true"
-    assert ("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK" in told) == (ranks > 1)
+    reported = get_stage_process_env(spec, env)
+    assert (reported["CUDA_VISIBLE_DEVICES"], spec.device_index) == (device, 0)
+    assert reported["SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"] == "true"
+    assert ("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK" in reported) == (ranks > 1)
 
 
 @pytest.mark.parametrize("visible", ["0,1", "", "0,1,-1,2"])

@@ -57,7 +57,7 @@ async def test_numbers_are_sent_when_they_change_and_not_looked_at_for_ever(sour
     assert source.asked == asked + stats_module._QUIET_LOOKS
 
 
-async def test_as_long_as_something_is_held_its_end_is_seen_without_being_told(source: Counted) -> None:
+async def test_as_long_as_something_is_held_its_end_is_seen_without_being_reported(source: Counted) -> None:
     relay = Counted(relay_held_bytes=64)
     one, sent = reporter(source, relay)
     one.touch()

@@ -35,7 +35,7 @@ async def details_of(metadata: dict[str, Any]) -> dict[str, Any] | None:
     return message.details
 
 
-async def test_a_traced_request_is_told_step_by_step() -> None:
+async def test_a_traced_request_is_reported_step_by_step() -> None:
     details = await details_of({"traced": True})
     assert details is not None
     (visit,) = details.values()
@@ -61,7 +61,7 @@ def test_a_clock_without_traces_asks_for_no_kind() -> None:
     WorkClock().add_to_all(["a", "b"], 0.1, kind)
 
 
-def test_late_steps_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_steps_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(step_trace, "time", SimpleNamespace(monotonic=lambda: now))
     trace = StepTrace(since=100.0)

@@ -128,7 +128,7 @@ async def test_a_successor_that_fails_likewise_is_spared(monkeypatch: pytest.Mon
         await until(lambda: len(worker.faults) == 2)
 
 
-async def test_silence_is_told_before_it_ends_a_process_and_forgotten_when_it_ends() -> None:
+async def test_silence_is_reported_before_it_ends_a_process_and_forgotten_when_it_ends() -> None:
     worker = Worker(Pulse())
     async with watched(worker) as replicas:
         worker.vitals.excuse(-6.0)

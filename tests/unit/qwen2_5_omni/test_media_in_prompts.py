@@ -131,10 +131,10 @@ def test_two_frames_a_second_are_taken_unless_the_request_tells(preprocess: Any)
 
 def test_a_spoken_answer_has_the_prompt_that_it_needs(oracle: OmniOracle, preprocess: Any) -> None:
     asked = [{"role": "user", "content": "Hello"}]
-    told = [{"role": "system", "content": SPEECH_PROMPT}, *asked]
+    reported = [{"role": "system", "content": SPEECH_PROMPT}, *asked]
     own = [{"role": "system", "content": "Be brief."}, *asked]
     written, spoken = (preprocess(asked, spoken=each)["prompt_token_ids"] for each in (False, True))
-    assert spoken == preprocess(told)["prompt_token_ids"] != written
+    assert spoken == preprocess(reported)["prompt_token_ids"] != written
     assert preprocess(own, spoken=True)["prompt_token_ids"] == preprocess(own)["prompt_token_ids"]
 
 

@@ -56,8 +56,8 @@ def test_an_answer_is_the_likeliest_and_as_long_as_the_context(
         published = replace(checkpoint, generation=generation)
         sampling = thinker_sampling(OmniRequest(None), published)
         assert (sampling.temperature, sampling.max_new_tokens) == (temperature, None)
-        told = thinker_sampling(OmniRequest(None, {"temperature": 0.4}), published)
-        assert told.temperature == 0.4
+        reported = thinker_sampling(OmniRequest(None, {"temperature": 0.4}), published)
+        assert reported.temperature == 0.4
 
 
 @pytest.mark.parametrize(

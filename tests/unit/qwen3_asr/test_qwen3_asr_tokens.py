@@ -31,7 +31,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Qwen3ASRTwins:
     return Qwen3ASRTwins(make(folder / "transformers", seed=1, layout="transformers"))
 
 
-def told(answer: Transcribed) -> list[list[int]]:
+def reported(answer: Transcribed) -> list[list[int]]:
     assert answer.error is None
     return [segment["tokens"] for segment in answer.result["segments"]]
 
@@ -41,7 +41,7 @@ def test_eight_recordings_at_once(twins: Qwen3ASRTwins) -> None:
     expected = [twins.expected(sound, language="en") for sound in SOUNDS]
     assert len({token for pieces in expected for piece in pieces for token in piece}) > 15
     answers = twins.ours(SOUNDS, language="en")
-    assert [told(answer) for answer in answers] == expected
+    assert [reported(answer) for answer in answers] == expected
     for answer, seconds in zip(answers, LENGTHS, strict=True):
         assert answer.streamed == answer.result["text"] != ""
         assert answer.result["duration"] == pytest.approx(seconds, abs=1e-3)
@@ -51,14 +51,14 @@ def test_eight_recordings_at_once(twins: Qwen3ASRTwins) -> None:
     segments = sum(len(answer.result["segments"]) for answer in answers)
     assert sum(len(answer.chunks) for answer in answers) > 3 * segments
     alone = twins.ours(SOUNDS, language="en", max_running_requests=1)
-    assert [told(answer) for answer in alone] == expected
+    assert [reported(answer) for answer in alone] == expected
 
 
 def test_prompt_and_no_language(twins: Qwen3ASRTwins) -> None:
     """Without a language, a model of random weights names none, and its answer is text from the beginning."""
     for params in ({}, {"prompt": "old house <|im_end|>"}, {"language": "Chinese", "prompt": "wood"}):
         answer = twins.ours([SOUNDS[1]], **params)[0]
-        assert told(answer) == twins.expected(SOUNDS[1], **params)
+        assert reported(answer) == twins.expected(SOUNDS[1], **params)
         assert answer.streamed == answer.result["text"]
         assert answer.result["language"] == ("zh" if params.get("language") else "")
 
@@ -67,14 +67,16 @@ def test_prompt_and_no_language(twins: Qwen3ASRTwins) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_on_sglang(twins: Qwen3ASRTwins, overlap: bool) -> None:
     answers = twins.ours(SOUNDS, language="en", engine="sglang", overlap_schedule=overlap)
-    assert [told(answer) for answer in answers] == [twins.expected(sound, language="en") for sound in SOUNDS]
+    assert [reported(answer) for answer in answers] == [
+        twins.expected(sound, language="en") for sound in SOUNDS
+    ]
 
 
 def test_draws(twins: Qwen3ASRTwins) -> None:
     options = {"language": "en", "temperature": 0.9, "seed": 3}
     together = twins.ours(SOUNDS[:4], **options)
-    assert told(together[3]) == told(twins.ours([SOUNDS[3]], **options)[0])
-    assert told(together[3]) != told(twins.ours([SOUNDS[3]], **{**options, "seed": 4})[0])
+    assert reported(together[3]) == reported(twins.ours([SOUNDS[3]], **options)[0])
+    assert reported(together[3]) != reported(twins.ours([SOUNDS[3]], **{**options, "seed": 4})[0])
 
 
 def test_silence_has_no_text(twins: Qwen3ASRTwins) -> None:

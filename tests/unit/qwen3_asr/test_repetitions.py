@@ -101,15 +101,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_answers(path: Path) -> None:
     tokenizer = load_tokenizer(path)
-    for told, raw in ((True, ""), (False, "language English<asr_text>")):
-        answer, pieces = PieceAnswer(tokenizer, language_is_given=told), []
+    for reported, raw in ((True, ""), (False, "language English<asr_text>")):
+        answer, pieces = PieceAnswer(tokenizer, language_is_given=reported), []
         for token in tokenizer.encode(f"{raw} Well, {'you know, ' * 40}yes. ").ids:
             answer.feed([token])
             pieces.append(answer.take())
         answer.finish()
         pieces.append(answer.take())
         assert answer.text == "".join(pieces) == "Well, you know, yes."
-        assert answer.language == (None if told else "en")
+        assert answer.language == (None if reported else "en")
 
 
 def test_a_recording_that_the_model_loops_in(path: Path) -> None:

@@ -92,15 +92,15 @@ def test_random_prompts(qwen3_omni, rules: PositionRules, kind: str) -> None:
     """The talker is not told that videos have their sound with them, and counts otherwise."""
     model = qwen3_omni().model
     part = model.talker if kind == "the talker's" else model.thinker
-    told = kind == "videos with sound"
+    reported = kind == "videos with sound"
     with_pictures = 0
     if part is model.talker:
         assert part.config.position_id_per_seconds != rules.per_second
         rules = rules.for_talker(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path).config["talker_config"])
     for seed in range(120):
         prompt = PromptMaker(rules, seed, with_sound=kind != "silent videos")
-        found = rules.rope_positions(prompt.ids, {**prompt.media, "use_audio_in_video": told})
-        positions, delta = expected_positions(part, prompt.ids, prompt.media, told)
+        found = rules.rope_positions(prompt.ids, {**prompt.media, "use_audio_in_video": reported})
+        positions, delta = expected_positions(part, prompt.ids, prompt.media, reported)
         if found is None:
             assert torch.equal(positions[:, 0].long(), torch.arange(len(prompt.ids)).expand(3, -1))
             continue

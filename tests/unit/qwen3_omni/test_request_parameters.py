@@ -55,8 +55,13 @@ def test_how_the_thinker_draws_unless_asked_otherwise(
     # As much as the context has room for.
     assert own.max_new_tokens is None
     asked = {"temperature": 0.1, "max_new_tokens": 9, "stage_params": {"thinker": {"top_k": 3}}}
-    told = thinker_sampling(OmniRequest(None, asked), settings)
-    assert (told.temperature, told.top_p, told.top_k, told.max_new_tokens) == (0.1, drawn[1], 3, 9)
+    reported = thinker_sampling(OmniRequest(None, asked), settings)
+    assert (reported.temperature, reported.top_p, reported.top_k, reported.max_new_tokens) == (
+        0.1,
+        drawn[1],
+        3,
+        9,
+    )
 
 
 def test_the_checkpoint_may_limit_an_answer(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_impossible_shapes_are_refused(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_checkpoint_is_replaced_only_when_told_to(
+def test_a_checkpoint_is_replaced_only_when_reported_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["make-tiny-checkpoint", "qwen3_omni", str(tmp_path)]
@@ -179,7 +179,7 @@ def test_what_it_is_made_with_is_named_where_it_is_missing(tmp_path, monkeypatch
     assert (target / "model.safetensors").read_bytes() == b"precious"
 
 
-def test_what_keeps_transformers_from_its_modules_is_told(tmp_path, monkeypatch, capsys):
+def test_what_keeps_transformers_from_its_modules_is_reported(tmp_path, monkeypatch, capsys):
     """Its own error names no module, and says nothing of why."""
 
     def make(path, seed=0, **shape):
@@ -190,22 +190,22 @@ def test_what_keeps_transformers_from_its_modules_is_told(tmp_path, monkeypatch,
 
     monkeypatch.setattr("sglang_omni.models.csm.tiny_checkpoint.make", make)
     assert cli.main(["make-tiny-checkpoint", "csm", str(tmp_path / "model")]) == 1
-    told = capsys.readouterr().err
-    assert told == (
+    reported = capsys.readouterr().err
+    assert reported == (
         "a checkpoint is made with transformers, which cannot be imported here: "
         "compiled with different CUDA versions\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("family", "option", "told"),
+    ("family", "option", "reported"),
     [
         ("csm", "--codes", "must be a power of 2"),
         ("higgs_audio_v2", "--heads", "is not a multiple of the number of attention heads"),
     ],
 )
-def test_a_shape_that_transformers_refuses_is_told(tmp_path, capsys, family, option, told):
+def test_a_shape_that_transformers_refuses_is_reported(tmp_path, capsys, family, option, reported):
     target = tmp_path / family
     assert cli.main(["make-tiny-checkpoint", family, str(target), option, "5"]) == 1
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
     assert not target.exists()

@@ -390,11 +390,13 @@ async def test_a_reader_tells_that_it_may_only_read(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setenv("SGLANG_OMNI_RELAY_READ_ONLY", "1")
-    told = []
-    monkeypatch.setattr(PinnedMemory, "add", lambda self, mapping, *, read_only=False: told.append(read_only))
+    reported = []
+    monkeypatch.setattr(
+        PinnedMemory, "add", lambda self, mapping, *, read_only=False: reported.append(read_only)
+    )
     metadata, _ = await write_blob(relay, "key", torch.randn(1 << 18))
     await read_blob(ShmRelay("reader"), "key", metadata)
-    assert told[-1] is True
+    assert reported[-1] is True
 
 
 def test_a_refusal_is_reported_once_and_not_tried_again(

@@ -70,7 +70,7 @@ def test_each_way_finds_what_is_wrong_in_it(fault: str, way: Way) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "reported"),
     [
         ("tokens", "case 1, alone: token 9 is 117, reference 116"),
         ("codes", "case 1, alone: code 1 of frame 1 is 113, reference 112"),
@@ -80,9 +80,9 @@ def test_each_way_finds_what_is_wrong_in_it(fault: str, way: Way) -> None:
         ("streamed", "case 1, streamed: its pieces: token 0 is 111, reference 103"),
     ],
 )
-def test_what_is_wrong_is_told(fault: str, told: str) -> None:
+def test_what_is_wrong_is_reported(fault: str, reported: str) -> None:
     report = check(scripted_speller.config(fault), Spelling(), CASES, [Way.STREAMED])
-    assert any(line.startswith(told) for line in str(report).splitlines()), report
+    assert any(line.startswith(reported) for line in str(report).splitlines()), report
 
 
 def test_stages_may_run_in_processes_of_their_own() -> None:
@@ -98,7 +98,7 @@ def test_without_a_reference_the_answer_alone_is_right() -> None:
     assert {each.way for each in found.differences} == {Way.TOGETHER}
 
 
-def test_what_cannot_be_asked_is_told() -> None:
+def test_what_cannot_be_asked_is_reported() -> None:
     report = check(scripted_speller.config(factory="create_plain"), Spelling(), CASES)
     assert report.ok
     notes = {row.way: row.note for row in report.rows if row.way in (Way.CHUNKED, Way.RETRACTED)}

@@ -102,12 +102,12 @@ def test_a_stream_that_begins_before_its_request_is_read_in_order() -> None:
         submit(scheduler, "r")
         scheduler.inbox.put(IncomingMessage("r", "stream_chunk", SimpleNamespace(data=3)))
         scheduler.inbox.put(IncomingMessage("r", "stream_done"))
-        told = [next_of(scheduler) for _ in range(4)]
-    assert [message.data for message in told[:3]] == [1, 2, 3]
-    assert told[3].data.data == [1, 2, 3]
+        reported = [next_of(scheduler) for _ in range(4)]
+    assert [message.data for message in reported[:3]] == [1, 2, 3]
+    assert reported[3].data.data == [1, 2, 3]
 
 
-def test_an_abort_cancels_and_nothing_more_is_told() -> None:
+def test_an_abort_cancels_and_nothing_more_is_reported() -> None:
     cancelled = threading.Event()
 
     async def work(request: AsyncRequest) -> str:

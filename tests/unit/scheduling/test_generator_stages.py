@@ -106,7 +106,7 @@ def test_tensors_are_joined_to_a_tensor() -> None:
     assert torch.equal(whole["audio_data"], torch.ones(4))
 
 
-def test_what_cannot_be_joined_is_told() -> None:
+def test_what_cannot_be_joined_is_reported() -> None:
     with pytest.raises(ValueError, match="sample_rate changed from 8000 to 16000 between chunks"):
         join_chunks([{"sample_rate": 8000}, {"sample_rate": 16000}])
     with pytest.raises(TypeError, match=r"a generator must yield texts or dicts .*, got float"):

@@ -32,17 +32,17 @@ def test_without_a_listener_an_outbox_never_waits() -> None:
     assert [outbox.get() for _ in range(5)] == list(range(5))
 
 
-def test_the_listener_is_told_once_until_it_takes() -> None:
-    told: list[int] = []
+def test_the_listener_is_reported_once_until_it_takes() -> None:
+    reported: list[int] = []
     outbox: Outbox[int] = Outbox()
     outbox.put(0)
-    outbox.listen(lambda: told.append(outbox.qsize()))
-    assert told == [1]  # Of what was there before it listened.
+    outbox.listen(lambda: reported.append(outbox.qsize()))
+    assert reported == [1]  # Of what was there before it listened.
     outbox.put(1)
-    assert told == [1]
+    assert reported == [1]
     assert outbox.take(10) == [0, 1]
     outbox.put(2)
-    assert told == [1, 1]
+    assert reported == [1, 1]
 
 
 def test_the_listeners_own_thread_never_waits() -> None:

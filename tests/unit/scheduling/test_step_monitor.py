@@ -40,7 +40,7 @@ def fails(error: BaseException) -> Callable[[Any], Any]:
     return compute
 
 
-def test_a_step_is_told_while_it_lasts() -> None:
+def test_a_step_is_reported_while_it_lasts() -> None:
     seen = []
     run(SimpleScheduler(lambda payload: seen.append(take_pulse())), "a")
     assert seen[0].step_s > 0
@@ -84,7 +84,7 @@ def test_a_result_ends_the_row() -> None:
     assert take_pulse().failed_steps == 0
 
 
-def test_the_longest_step_and_the_longest_row_are_told() -> None:
+def test_the_longest_step_and_the_longest_row_are_reported() -> None:
     idle, busy = StepMonitor(), StepMonitor()
     busy.begin()
     for monitor, steps in ((idle, 1), (busy, 2)):

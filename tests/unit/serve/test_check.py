@@ -42,8 +42,8 @@ def checked(capsys: pytest.CaptureFixture[str]) -> Check:
     return run
 
 
-def findings(told: dict[str, Any], status: str) -> list[str]:
-    return [finding["text"] for finding in told["checks"] if finding["status"] == status]
+def findings(reported: dict[str, Any], status: str) -> list[str]:
+    return [finding["text"] for finding in reported["checks"] if finding["status"] == status]
 
 
 def start(model: Path) -> str:
@@ -84,10 +84,10 @@ def test_each_fault_is_a_sentence_and_the_starts(
 ) -> None:
     model = faults.whole(tmp_path / "model")
     fault(model)
-    status, told = checked(model)
+    status, reported = checked(model)
     assert status == 1
-    assert told["would_start"] is False
-    (text,) = findings(told, "fail")
+    assert reported["would_start"] is False
+    (text,) = findings(reported, "fail")
     assert SENTENCES[fault] in text
     assert "\n" not in text
     assert start(model) == text
@@ -109,19 +109,21 @@ def test_without_a_template_it_starts_with_a_warning(
 ) -> None:
     model = faults.whole(tmp_path / "model")
     fault(model)
-    status, told = checked(model)
+    status, reported = checked(model)
     assert status == 0
-    (text,) = findings(told, "warn")
+    (text,) = findings(reported, "warn")
     assert why in text
     assert start(model) == ""
 
 
-def test_what_is_in_force_is_told(tmp_path: Path, checked: Check, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_in_force_is_reported(
+    tmp_path: Path, checked: Check, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = faults.whole(tmp_path / "model")
-    status, told = checked(model, "--context-length", "512")
+    status, reported = checked(model, "--context-length", "512")
     assert status == 0
-    assert (told["would_start"], told["files"], told["download_bytes"]) == (True, [], 0)
-    by_name = {finding["name"]: finding["text"] for finding in told["checks"]}
+    assert (reported["would_start"], reported["files"], reported["download_bytes"]) == (True, [], 0)
+    by_name = {finding["name"]: finding["text"] for finding in reported["checks"]}
     assert by_name["family"].startswith("text, because config.json has architectures ['LlamaForCausalLM']")
     assert by_name["tensors"] == "all 21 that are read have the names and shapes of config.json"
     assert by_name["engine"] == "omni, the default on a CPU"
@@ -141,9 +143,9 @@ def test_what_is_in_force_is_told(tmp_path: Path, checked: Check, capsys: pytest
 def test_too_large_for_the_machine(tmp_path: Path, checked: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_qwen3_omni(tmp_path)
     monkeypatch.setattr(ram, "available_ram", lambda: Ram(20 * GIB, 24 * GIB))
-    status, told = checked(model)
+    status, reported = checked(model)
     assert status == 1
-    (memory,) = [finding for finding in told["checks"] if finding["name"] == "memory"]
+    (memory,) = [finding for finding in reported["checks"] if finding["name"] == "memory"]
     assert memory["status"] == "fail"
     assert "needs 141.4 GiB of memory" in memory["text"]
     assert start(model) == memory["text"]
@@ -154,11 +156,11 @@ def test_too_large_for_the_machine(tmp_path: Path, checked: Check, monkeypatch: 
 )
 def test_other_gpus_than_the_machines(tmp_path: Path, checked: Check, gpus: str, fits: bool) -> None:
     model = write_text_model(tmp_path, "Qwen3-30B-A3B")
-    _, told = checked(model, "--gpus", gpus)
-    (memory,) = [finding for finding in told["checks"] if finding["name"] == "memory"]
+    _, reported = checked(model, "--gpus", gpus)
+    (memory,) = [finding for finding in reported["checks"] if finding["name"] == "memory"]
     assert memory["status"] == ("ok" if fits else "fail")
     assert "weights 56.9 GiB" in memory["text"] if fits else "GPU 0 lacks" in memory["text"]
-    assert {finding["text"] for finding in told["checks"] if finding["name"] == "engine"} == {
+    assert {finding["text"] for finding in reported["checks"] if finding["name"] == "engine"} == {
         "sglang, the default on a GPU"
     }
 
@@ -216,11 +218,11 @@ DEFAULTS = {
 def test_every_family_is_built_from_headers(tmp_path: Path, checked: Check, family: Family) -> None:
     module, _, name = str(family.maker).partition(":")
     getattr(import_module(module), name)(tmp_path)
-    status, told = checked(tmp_path)
-    assert findings(told, "fail") == []
+    status, reported = checked(tmp_path)
+    assert findings(reported, "fail") == []
     assert status == 0
     said: dict[str, str] = {}
-    for finding in told["checks"]:
+    for finding in reported["checks"]:
         before = f"{said[finding['name']]}; " if finding["name"] in said else ""
         said[finding["name"]] = before + finding["text"]
     assert "tensors" in said
@@ -243,9 +245,9 @@ def test_a_file_of_the_familys_own_is_missed(tmp_path: Path, checked: Check, fam
     module, _, name = str(family_named(family).maker).partition(":")
     getattr(import_module(module), name)(tmp_path)
     (tmp_path / file).unlink()
-    status, told = checked(tmp_path)
+    status, reported = checked(tmp_path)
     assert status == 1
-    (text,) = findings(told, "fail")
+    (text,) = findings(reported, "fail")
     assert MISSING[family, file] in text
 
 

@@ -79,12 +79,12 @@ async def test_the_first_to_a_prompt_runs_alone_until_its_first_part(steps: Step
     for request_id, word in (("r-1", "b"), ("r-3", "d")):
         steps.say(request_id, word, "")
     steps.say("r-2", "")
-    told = await task
+    reported = await task
     if stream:
-        texts = ["".join(chunk.text for at, chunk in told if at == index) for index in range(4)]
-        assert sorted(at for at, chunk in told if chunk.finish_reason) == [0, 1, 2, 3]
+        texts = ["".join(chunk.text for at, chunk in reported if at == index) for index in range(4)]
+        assert sorted(at for at, chunk in reported if chunk.finish_reason) == [0, 1, 2, 3]
     else:
-        texts = [result.text for result in told]
+        texts = [result.text for result in reported]
     assert texts == ["a", "b", "c", "d"]
 
 

@@ -96,7 +96,7 @@ def test_one_stages_setting_may_be_taken_back() -> None:
     assert config.runtime_overrides["thinker"] == {"context_length": None}
 
 
-def test_the_range_of_a_share_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_range_of_a_share_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'1.7' is not a share; give a number above 0, and at most 1" in refused(
         capsys, "--mem-fraction-static", "1.7"
     )
@@ -107,15 +107,15 @@ def test_the_model_may_come_without_an_option(capsys: pytest.CaptureFixture[str]
         assert cli.main(["serve", *arguments]) == 1
         assert f"{str(tmp_path)!r}: no checkpoint there" in capsys.readouterr().err
     assert cli.main(["check", str(tmp_path)]) == 1
-    told = capsys.readouterr().out
-    assert f"MODEL {str(tmp_path)!r}: no checkpoint there" in told
-    assert "--model-path" not in told
+    reported = capsys.readouterr().out
+    assert f"MODEL {str(tmp_path)!r}: no checkpoint there" in reported
+    assert "--model-path" not in reported
     assert "the model is given twice, as 'a' and --model-path 'b'" in refused(
         capsys, "a", "--model-path", "b"
     )
 
 
-def test_a_split_that_cannot_be_is_told_before_anything_is_loaded(
+def test_a_split_that_cannot_be_is_reported_before_anything_is_loaded(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     shape = ["--heads", "9", "--kv-heads", "3", "--hidden", "72"]

@@ -106,9 +106,9 @@ def test_the_command_on_this_machine() -> None:
     assert done.returncode == any(line.startswith("FAIL") for line in lines), done.stdout
     assert all(line[:4] in ("ok  ", "-   ", "warn", "FAIL", "    ") for line in lines)
     assert any("python: " in line for line in lines)
-    told = subprocess.run([COMMAND, "doctor", "--json"], capture_output=True, text=True, check=False)
-    findings = json.loads(told.stdout)
-    assert told.returncode == done.returncode
+    reported = subprocess.run([COMMAND, "doctor", "--json"], capture_output=True, text=True, check=False)
+    findings = json.loads(reported.stdout)
+    assert reported.returncode == done.returncode
     assert {"python", "sgl-omni", "transformers", "driver", "torch", "/dev/shm"} <= {
         f["name"] for f in findings
     }
@@ -238,7 +238,7 @@ def test_what_is_missing_is_said_with_what_mends_it(
         assert (line in caplog.text) is bool(serves)
 
 
-def test_a_broken_driver_is_told_to_those_who_get_the_cpu_instead(
+def test_a_broken_driver_is_reported_to_those_who_get_the_cpu_instead(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     _broken_driver(machine)

@@ -72,7 +72,7 @@ async def test_latencies_tokens_and_reasons_are_counted() -> None:
     assert watched.values("cached_tokens") == {"cached_tokens_total": 5}
 
 
-async def test_failures_and_callers_that_leave_are_told_apart() -> None:
+async def test_failures_and_callers_that_leave_are_known_apart() -> None:
     watched = Watched()
     watched.pipeline.ends = "badly"
     with pytest.raises(RuntimeError):

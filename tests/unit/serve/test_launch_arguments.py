@@ -160,7 +160,7 @@ def test_unknown_options_get_the_nearest_one(main, capsys):
     assert "--prot=7; did you mean --port?" in capsys.readouterr().err
 
 
-def test_broken_config_is_told_before_anything_starts(tmp_path, capsys):
+def test_broken_config_is_reported_before_anything_starts(tmp_path, capsys):
     file = tmp_path / "echo.yaml"
     file.write_text(ECHO.replace("next: two", "nxet: two"))
     assert launch_server.main(["--config", str(file)]) == 1
@@ -180,7 +180,7 @@ def test_missing_packages_are_the_install_line(monkeypatch, capsys):
     assert "that" not in error
 
 
-def test_port_in_use_is_told_before_anything_starts(tmp_path, capsys):
+def test_port_in_use_is_reported_before_anything_starts(tmp_path, capsys):
     file = tmp_path / "echo.yaml"
     file.write_text(ECHO)
     with socket.socket() as taken:

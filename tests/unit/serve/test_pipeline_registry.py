@@ -83,7 +83,7 @@ def test_a_family_says_which_files_it_reads_beside_the_weights(install) -> None:
         own_files({"model_type": "unheard-of"})
 
 
-def test_a_broken_package_is_told_in_a_line_and_harms_no_other_model(install, checkpoint) -> None:
+def test_a_broken_package_is_reported_in_a_line_and_harms_no_other_model(install, checkpoint) -> None:
     install("broken_tts", "import nothing_of_this_name", BrokenModel="broken_tts:Config")
     assert load_pipeline(checkpoint(model_type="llama"), None).stages
     with pytest.raises(LaunchError) as error:
@@ -94,13 +94,13 @@ def test_a_broken_package_is_told_in_a_line_and_harms_no_other_model(install, ch
     )
 
 
-def test_what_is_no_config_is_told(install, checkpoint) -> None:
+def test_what_is_no_config_is_reported(install, checkpoint) -> None:
     install("odd_tts", "def make(model_path): return 3", OddModel="odd_tts:make")
     with pytest.raises(LaunchError, match=r"odd_tts:make of odd_tts 1.0, makes a int; it must be a subclass"):
         load_pipeline(checkpoint(architectures=["OddModel"]), None)
 
 
-def test_two_packages_for_one_model_are_told(install) -> None:
+def test_two_packages_for_one_model_are_reported(install) -> None:
     install("one_tts", CONFIG, SameModel="one_tts:Config")
     install("two_tts", CONFIG, SameModel="two_tts:Config", qwen3="two_tts:Config")
     with pytest.raises(PipelineError) as error:
@@ -114,7 +114,7 @@ def test_two_packages_for_one_model_are_told(install) -> None:
         pipeline_of({"model_type": "qwen3"})
 
 
-def test_an_unknown_model_is_told_the_nearest_name_and_how_to_add_it(install, checkpoint) -> None:
+def test_an_unknown_model_is_reported_the_nearest_name_and_how_to_add_it(install, checkpoint) -> None:
     install("my_tts", CONFIG, MyTTSModel="my_tts:Config")
     with pytest.raises(LaunchError) as error:
         load_pipeline(checkpoint(architectures=["MyTTSModel2"], model_type="my_tts"), None)

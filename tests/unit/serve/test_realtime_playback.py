@@ -19,34 +19,34 @@ def sound(frames: float, value: float = 0.5) -> np.ndarray:
 
 
 def test_sound_is_handed_out_once_and_in_order() -> None:
-    told = Told()
-    playback = CallPlayback(told.put)
+    reported = Told()
+    playback = CallPlayback(reported.put)
     assert not playback.frame().any()
     playback.play("r1", "i1", sound(1.5, 0.25), 24_000)
     playback.play("r1", "i1", sound(1), 24_000)
-    assert told == []
+    assert reported == []
     frames = [playback.frame() for _ in range(3)]
     assert np.array_equal(
         np.concatenate(frames) / 32767,
         np.concatenate([np.full(720, 8192), np.full(480, 16384), np.zeros(240)]) / 32767,
     )
     # More may come: it has not stopped.
-    assert told == [("started", "r1")]
+    assert reported == [("started", "r1")]
     playback.finish("r1")
     assert not playback.frame().any()
-    assert told == [("started", "r1"), ("stopped", "r1")]
+    assert reported == [("started", "r1"), ("stopped", "r1")]
     assert playback.clear() is None
 
 
 def test_what_is_cleared_is_not_heard_and_the_rest_is_counted() -> None:
-    told = Told()
-    playback = CallPlayback(told.put)
+    reported = Told()
+    playback = CallPlayback(reported.put)
     playback.play("r1", "i1", sound(100), 24_000)
     playback.finish("r1")
     for _ in range(7):
         playback.frame()
     assert playback.clear() == ("i1", 140)
-    assert told == [("started", "r1"), ("cleared", "r1")]
+    assert reported == [("started", "r1"), ("cleared", "r1")]
     assert not playback.frame().any()
     assert playback.clear() is None
     playback.play("r2", "i2", sound(1), 24_000)
@@ -55,8 +55,8 @@ def test_what_is_cleared_is_not_heard_and_the_rest_is_counted() -> None:
 
 
 def test_each_item_is_counted_for_itself() -> None:
-    told = Told()
-    playback = CallPlayback(told.put)
+    reported = Told()
+    playback = CallPlayback(reported.put)
     playback.play("r1", "i1", sound(2), 24_000)
     playback.play("r1", "i2", sound(2), 24_000)
     playback.finish("r1")
@@ -64,16 +64,16 @@ def test_each_item_is_counted_for_itself() -> None:
     for _ in range(3):
         playback.frame()
     assert playback.clear() == ("i2", 20)
-    assert told == [("started", "r1"), ("cleared", "r1")]
+    assert reported == [("started", "r1"), ("cleared", "r1")]
 
 
 def test_sound_of_another_rate_ends_with_its_last_sample() -> None:
-    told = Told()
-    playback = CallPlayback(told.put)
+    reported = Told()
+    playback = CallPlayback(reported.put)
     tone = np.sin(np.arange(4410) / 8).astype(np.float32)
     for piece in np.array_split(tone, 5):
         playback.play("r1", "i1", piece, 44_100)
     playback.finish("r1")
     heard = np.concatenate([playback.frame() for _ in range(6)])
     assert abs(np.flatnonzero(heard)[-1] + 1 - 2400) < 20
-    assert told == [("started", "r1"), ("stopped", "r1")]
+    assert reported == [("started", "r1"), ("stopped", "r1")]

@@ -15,7 +15,7 @@ from sglang_omni.serve.realtime.spoken_text import Spoken
 TEXT = "The sea is wide. It is old. It has more to tell"
 
 
-def told(*pieces: tuple[str, float], is_whole: bool = False) -> Spoken:
+def reported(*pieces: tuple[str, float], is_whole: bool = False) -> Spoken:
     spoken = Spoken()
     for text, seconds in pieces:
         spoken.add(text, seconds)
@@ -37,27 +37,27 @@ def told(*pieces: tuple[str, float], is_whole: bool = False) -> Spoken:
     ],
 )
 def test_sentences_that_were_spoken(seconds: float, heard: str) -> None:
-    spoken = told(("The sea is wide.", 2.0), ("It is old.", 1.0))
+    spoken = reported(("The sea is wide.", 2.0), ("It is old.", 1.0))
     assert spoken.until(seconds, TEXT) == heard
 
 
 def test_an_answer_that_was_spoken_to_its_end() -> None:
-    spoken = told(("The sea is wide.", 2.0), is_whole=True)
+    spoken = reported(("The sea is wide.", 2.0), is_whole=True)
     assert spoken.until(2.0, "The sea is wide. \n") == "The sea is wide. \n"
     assert spoken.until(1.0, "The sea is wide.") == "The sea"
 
 
 def test_a_pipeline_that_does_not_tell_what_its_sound_speaks() -> None:
-    whole = told(("", 2.0), ("", 2.0), is_whole=True)
+    whole = reported(("", 2.0), ("", 2.0), is_whole=True)
     text = "one two three four five six seven eight"
     assert whole.until(2.0, text) == "one two three four"
     assert whole.until(4.0, text) == text
     # How much of the text the sound speaks so far is not known: a voice's usual pace is taken.
-    assert told(("", 1.0)).until(1.0, "x" * 15 + " more") == "x" * 15
+    assert reported(("", 1.0)).until(1.0, "x" * 15 + " more") == "x" * 15
 
 
 def test_what_is_cut_is_gone() -> None:
-    spoken = told(("The sea is wide.", 2.0), ("It is old.", 1.0))
+    spoken = reported(("The sea is wide.", 2.0), ("It is old.", 1.0))
     heard = spoken.until(1.0, TEXT)
     spoken.cut(1.0, heard)
     assert spoken.seconds == 1.0

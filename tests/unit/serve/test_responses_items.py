@@ -32,7 +32,7 @@ def test_a_text_is_a_users_message() -> None:
 
 def test_what_an_assistant_thinks_says_and_calls_is_one_message() -> None:
     call = {"type": "function_call", "name": "f", "arguments": "{}"}
-    told = messages(
+    reported = messages(
         {"role": "user", "content": "Hi"},
         {
             "type": "reasoning",
@@ -48,7 +48,7 @@ def test_what_an_assistant_thinks_says_and_calls_is_one_message() -> None:
         {"role": "assistant", "content": "Done"},
     )
     function = {"name": "f", "arguments": "{}"}
-    assert told == [
+    assert reported == [
         {"role": "user", "content": "Hi"},
         {
             "role": "assistant",
@@ -63,16 +63,16 @@ def test_what_an_assistant_thinks_says_and_calls_is_one_message() -> None:
 
 
 def test_instructions_and_a_first_message_of_the_system_are_one() -> None:
-    told = messages(
+    reported = messages(
         {"role": "developer", "content": "Two."}, {"role": "user", "content": "Hi"}, instructions="One."
     )
     texts = [{"type": "text", "text": text} for text in ("One.", "Two.")]
-    assert told == [{"role": "system", "content": texts}, {"role": "user", "content": "Hi"}]
+    assert reported == [{"role": "system", "content": texts}, {"role": "user", "content": "Hi"}]
 
 
 def test_media_keep_the_names_of_their_fields() -> None:
     sound = {"data": "AA==", "format": "wav"}
-    told = messages(
+    reported = messages(
         {
             "role": "user",
             "content": [
@@ -82,7 +82,7 @@ def test_media_keep_the_names_of_their_fields() -> None:
             ],
         }
     )
-    assert told[0]["content"] == [
+    assert reported[0]["content"] == [
         {"type": "text", "text": "See"},
         {
             "type": "image_url",

@@ -70,7 +70,7 @@ def test_fields_are_the_parameters_of_who_has_a_use_for_them(name: str, speech_c
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_wrong_value_is_told(name: str) -> None:
+def test_a_wrong_value_is_reported(name: str) -> None:
     _, wrong, message = FIELDS[name]
     with pytest.raises(ValidationError) as caught:
         said(**{name: wrong})

@@ -27,11 +27,11 @@ def ignored() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ignored")
 async def test_nohup_is_respected_and_a_signal_that_is_meant_is_heard() -> None:
-    told: list[signal.Signals] = []
+    reported: list[signal.Signals] = []
     done = asyncio.Event()
 
     def tell(number: signal.Signals) -> None:
-        told.append(number)
+        reported.append(number)
         if number == signal.SIGINT:
             done.set()
 
@@ -39,7 +39,7 @@ async def test_nohup_is_respected_and_a_signal_that_is_meant_is_heard() -> None:
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         os.kill(os.getpid(), number)
     await asyncio.wait_for(done.wait(), 30)
-    assert told == [signal.SIGTERM, signal.SIGINT]
+    assert reported == [signal.SIGTERM, signal.SIGINT]
     for number in SIGNALS:
         asyncio.get_running_loop().remove_signal_handler(number)
 

@@ -86,7 +86,7 @@ def test_rules_are_those_of_transformers(whispers, max_initial):
 
     twins = whispers["multilingual"]
     settings = twins.model.generation_config
-    settings.max_initial_timestamp_index, told = max_initial, settings.max_initial_timestamp_index
+    settings.max_initial_timestamp_index, reported = max_initial, settings.max_initial_timestamp_index
     try:
         theirs = [
             SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, begin_index=3),
@@ -94,7 +94,7 @@ def test_rules_are_those_of_transformers(whispers, max_initial):
             WhisperTimeStampLogitsProcessor(settings, begin_index=3),
         ]
     finally:
-        settings.max_initial_timestamp_index = told
+        settings.max_initial_timestamp_index = reported
     checkpoint = WhisperCheckpoint.from_dir(twins.path)
     tokens = type(checkpoint.tokens)(**{**vars(checkpoint.tokens), "max_initial_timestamp": max_initial})
     size = checkpoint.shape.vocab_size

@@ -15,7 +15,7 @@ SOUNDS = [tones(seed, seconds) for seed, seconds in enumerate(LENGTHS)]
 ENGLISH = {"language": "en", "task": "transcribe"}
 
 
-def told(answer: Transcribed):
+def reported(answer: Transcribed):
     assert answer.error is None
     return [(each["start"], each["end"], each["tokens"]) for each in answer.result["segments"]]
 
@@ -27,7 +27,7 @@ def test_eight_recordings_at_once(whispers):
     assert len({token for pieces in expected for *_, tokens in pieces for token in tokens}) > 30
     answers = twins.ours(SOUNDS, language="english")
     for answer, pieces, seconds in zip(answers, expected, LENGTHS, strict=True):
-        assert told(answer) == pieces
+        assert reported(answer) == pieces
         assert answer.result["duration"] == pytest.approx(seconds, abs=1e-3)
         assert answer.result["language"] == "en"
         # Joined, the deltas are the whole; and there are several, unless there is next to nothing to say.
@@ -45,7 +45,9 @@ def test_one_slot_for_eight_recordings(whispers):
     alone = twins.ours(SOUNDS, language="en", max_running_requests=1)
     three = twins.ours(SOUNDS, language="en", max_running_requests=3, windows_at_once=2)
     assert (
-        [told(each) for each in alone] == [told(each) for each in together] == [told(each) for each in three]
+        [reported(each) for each in alone]
+        == [reported(each) for each in together]
+        == [reported(each) for each in three]
     )
 
 
@@ -56,7 +58,7 @@ def test_language_of_the_first_window(whispers):
     languages = set()
     for answer, sound in zip(answers, longer, strict=True):
         # Without a task, transformers leaves the choice of it to the model.
-        assert told(answer) == twins.expected(sound, task="transcribe")
+        assert reported(answer) == twins.expected(sound, task="transcribe")
         token = int(twins.model.detect_language(twins.features(sound)[..., :300]))
         ids = twins.model.generation_config.lang_to_id
         assert ids[f"<|{answer.result['language']}|>"] == token
@@ -74,7 +76,7 @@ def test_translation_and_prompt(whispers):
     for task, name in (("translation", "translate"), ("transcription", "transcribe")):
         answers = twins.ours(sounds, task=task, language="de", prompt="the old house ")
         for answer, sound in zip(answers, sounds, strict=True):
-            assert told(answer) == twins.expected(
+            assert reported(answer) == twins.expected(
                 sound, language="de", task=name, prompt_ids=torch.tensor(before)
             )
             assert answer.result["language"] == "de"
@@ -83,7 +85,7 @@ def test_translation_and_prompt(whispers):
 def test_english_alone(whispers):
     twins = whispers["english"]
     for answer, sound in zip(twins.ours(SOUNDS[:4], language="English"), SOUNDS, strict=False):
-        assert told(answer) == twins.expected(sound)
+        assert reported(answer) == twins.expected(sound)
         assert answer.result["language"] == "en"
 
 
@@ -92,7 +94,7 @@ def test_windows_of_thirty_seconds(whispers):
     twins = whispers["window of 30 s"]
     sounds = [tones(20, 63.0), tones(21, 4.0)]
     for answer, sound in zip(twins.ours(sounds, language="en"), sounds, strict=True):
-        assert told(answer) == twins.expected(sound, **ENGLISH)
+        assert reported(answer) == twins.expected(sound, **ENGLISH)
 
 
 def test_without_times(whispers):
@@ -110,7 +112,7 @@ def test_without_times(whispers):
         tokens = twins.model.generate(
             twins.features(sound), suppress_tokens=[*settings.suppress_tokens, *times], **ENGLISH
         )[0].tolist()
-        assert told(answer) == [(0.0, round(len(sound) // 160 / 100, 3), [t for t in tokens if t != end])]
+        assert reported(answer) == [(0.0, round(len(sound) // 160 / 100, 3), [t for t in tokens if t != end])]
     long = twins.ours([SOUNDS[0]], language="en", timestamps=False)[0]
     assert [segment["start"] for segment in long.result["segments"]] == [0.0, 3.0]
 
@@ -131,11 +133,13 @@ def test_window_without_speech(whispers, tmp_path):
     doubtful = type(twins)(path)
     answers = doubtful.ours(sounds, language="en")
     for answer, sound in zip(answers, sounds, strict=True):
-        assert told(answer) == doubtful.expected(
+        assert reported(answer) == doubtful.expected(
             sound, temperature=0.0, logprob_threshold=0.0, no_speech_threshold=silence, **ENGLISH
         )
         assert answer.streamed == answer.result["text"]
-    assert 0 < sum(len(told(answer)) for answer in answers) < sum(len(told(answer)) for answer in plain)
+    assert (
+        0 < sum(len(reported(answer)) for answer in answers) < sum(len(reported(answer)) for answer in plain)
+    )
 
 
 def test_drawn_text_depends_on_the_seed_alone(whispers):
@@ -143,10 +147,10 @@ def test_drawn_text_depends_on_the_seed_alone(whispers):
     options = {"language": "en", "temperature": 0.8, "seed": 5}
     together = twins.ours(SOUNDS[:4], **options)
     for answer, sound in zip(together, SOUNDS, strict=False):
-        assert told(answer) == told(twins.ours([sound], **options)[0])
+        assert reported(answer) == reported(twins.ours([sound], **options)[0])
         assert {segment["temperature"] for segment in answer.result["segments"]} == {0.8}
-    assert told(together[2]) != told(twins.ours([SOUNDS[2]], **{**options, "seed": 6})[0])
-    assert told(together[2]) != told(twins.ours([SOUNDS[2]], language="en")[0])
+    assert reported(together[2]) != reported(twins.ours([SOUNDS[2]], **{**options, "seed": 6})[0])
+    assert reported(together[2]) != reported(twins.ours([SOUNDS[2]], language="en")[0])
 
 
 def doubtful_if_below(twins, path, threshold):
@@ -178,9 +182,9 @@ def test_doubtful_windows_are_written_again(whispers, tmp_path):
         temperatures.add(written["temperature"])
     assert {0.0, 1.0} <= temperatures <= {0.0, 0.2, 0.4, 0.6, 0.8, 1.0}
     again = doubtful.ours(sounds[::-1], language="en", fallback=True, max_running_requests=3)
-    assert [told(each) for each in again[::-1]] == [told(each) for each in answers]
+    assert [reported(each) for each in again[::-1]] == [reported(each) for each in answers]
     seeded = doubtful.ours(sounds, language="en", fallback=True, seed=1)
-    assert [told(each) for each in seeded] != [told(each) for each in answers]
+    assert [reported(each) for each in seeded] != [reported(each) for each in answers]
     # A request's own temperature is the only one.
     drawn = doubtful.ours(sounds, language="en", fallback=True, temperature=0.1)
     assert {each["temperature"] for answer in drawn for each in answer.result["segments"]} == {0.1}
@@ -232,7 +236,7 @@ def test_config_forces_no_language(whispers, tmp_path):
     sounds = [SOUNDS[0], SOUNDS[2], SOUNDS[4], SOUNDS[5]]
     answers = tuned.ours(sounds)
     for answer, sound in zip(answers, sounds, strict=True):
-        assert told(answer) == tuned.expected(sound, task="transcribe")
+        assert reported(answer) == tuned.expected(sound, task="transcribe")
     assert {answer.result["language"] for answer in answers} - {"en"}
 
 

@@ -28,7 +28,7 @@ def expected_words(twins: WhisperTwins, pieces: list[Piece], language: str) -> l
     before = 0.0
     for piece in pieces:
         spoken = [index for index, token in enumerate(piece.tokens) if token < end]
-        told = []
+        reported = []
         _, _, groups = _combine_tokens_into_words(
             tokenizer, [piece.tokens[each] for each in spoken], language
         )
@@ -37,10 +37,10 @@ def expected_words(twins: WhisperTwins, pieces: list[Piece], language: str) -> l
             start = piece.token_times[first - 1] if first else before
             text = twins.tokenizer.decode([piece.tokens[spoken[each]] for each in group]).strip()
             if text:
-                told.append((text, round(start, 2), round(piece.token_times[last], 2)))
+                reported.append((text, round(start, 2), round(piece.token_times[last], 2)))
         before = piece.token_times[-1]
         if twins.text(piece.tokens):
-            found.append(told)
+            found.append(reported)
     return found
 
 
@@ -61,7 +61,7 @@ def test_times_of_words_are_those_of_transformers(whispers, model, options, lang
         pieces = twins.written(sound, return_token_timestamps=True, **options)
         segments = answer.result["segments"]
         assert [(each["start"], each["end"], each["tokens"]) for each in segments] == [
-            piece.told for piece in pieces if twins.text(piece.tokens)
+            piece.reported for piece in pieces if twins.text(piece.tokens)
         ]
         words = [[tuple(word.values()) for word in each["words"]] for each in segments]
         expected = expected_words(twins, pieces, language)
@@ -115,7 +115,7 @@ TEXTS = (
 
 
 @pytest.mark.parametrize("language", ["english", "japanese"])
-def test_words_are_told_apart_as_in_transformers(tmp_path: Path, language: str) -> None:
+def test_words_are_known_apart_as_in_transformers(tmp_path: Path, language: str) -> None:
     """With the real vocabulary of tiny.en, in which a character may be several tokens."""
     import shutil
 
