@@ -16,7 +16,8 @@ SERVE = ROOT / "python/sglang_omni/serve"
 
 def _own() -> set[str]:
     """Every metric of a server but those that stages report."""
-    names = set(re.findall(r'f"{_PREFIX}(\w+)"', (SERVE / "metrics.py").read_text()))
+    kept = r'\b(?:_counter|_gauge|_histogram|_Tally)\(\s*"(\w+)"'
+    names = set(re.findall(kept, (SERVE / "metrics.py").read_text()))
     for file in ("routes/admin.py", "metrics.py"):
         names |= set(re.findall(r'\bfamily\(\s*"(\w+)"', (SERVE / file).read_text()))
     return {f"sglang_omni_{name}" for name in names}
