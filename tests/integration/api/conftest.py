@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from waiting import PATIENCE
 
-from sglang_omni.client import Client
+from sglang_omni.client import Client, SyncClient
 from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, StageTime, StreamMessage
 from sglang_omni.serve import create_app
 from sglang_omni.serve.state import Capabilities
@@ -241,3 +241,20 @@ def http(base_url: str) -> Iterator[httpx.Client]:
 def api(base_url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(params=["coordinator", "http"])
+def client(request: pytest.FixtureRequest, pipeline: ScriptedPipeline, base_url: str) -> Iterator[SyncClient]:
+    """The package's client, in front of the pipeline itself and of its server."""
+    if request.param == "http":
+        with SyncClient(base_url) as over_http:
+            yield over_http
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    with SyncClient(pipeline, loop=loop) as in_process:
+        yield in_process
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()

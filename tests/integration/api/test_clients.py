@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import threading
-from collections.abc import Iterator
 
 import httpx
 import numpy as np
@@ -22,22 +20,6 @@ from sglang_omni.client import (
     SyncClient,
 )
 from sglang_omni.generation.audio import decode_wav
-
-
-@pytest.fixture(params=["coordinator", "http"])
-def client(request, pipeline, base_url) -> Iterator[SyncClient]:
-    if request.param == "http":
-        with SyncClient(base_url) as over_http:
-            yield over_http
-        return
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    with SyncClient(pipeline, loop=loop) as in_process:
-        yield in_process
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 def chat(**fields) -> GenerateRequest:

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -265,22 +263,6 @@ def test_a_pipeline_without_them_refuses_by_name(serve: Any, fields: dict[str, A
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert pipeline.requests == []
-
-
-@pytest.fixture(params=["coordinator", "http"])
-def client(request: pytest.FixtureRequest, pipeline: Any, base_url: str) -> Iterator[SyncClient]:
-    if request.param == "http":
-        with SyncClient(base_url) as over_http:
-            yield over_http
-        return
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    with SyncClient(pipeline, loop=loop) as in_process:
-        yield in_process
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
 
 
 def test_our_client_over_both_transports(client: SyncClient, calling: Any) -> None:
