@@ -170,6 +170,10 @@ class Delivered:
         self.is_empty = False
         if part.text:
             self._text.append(part.text)
+        if part.is_plain:  # as most are
+            self._lengths["token_ids"] += len(part.token_ids)
+            self._lengths["logprobs"] += len(part.logprobs)
+            return
         self._reasoning += len(part.reasoning)
         for name in _LISTS:
             if new := getattr(part, name):
@@ -320,6 +324,19 @@ def read_chunk(request_id: str, data: Any) -> GenerateChunk:
     elif data is not None:
         chunk.text = str(data)
     return chunk
+
+
+_TOKEN_FIELDS = {"modality", "text", "token_ids"}
+
+
+def token_part(request_id: str, data: Any, stage: str | None) -> GenerateChunk | None:
+    """``read_chunk`` of what an engine's step adds to a text, as most chunks are; None of any other."""
+    if type(data) is not dict or data.keys() != _TOKEN_FIELDS:
+        return None
+    text, token_ids = data["text"], data["token_ids"]
+    if data["modality"] != "text" or type(text) is not str or type(token_ids) is not list:
+        return None
+    return GenerateChunk(request_id, text, stage_name=stage, token_ids=token_ids)
 
 
 def is_merged(result: Any) -> bool:

@@ -8,7 +8,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from types import TracebackType
 from typing import Any, Protocol
 
-from sglang_omni.generation.answer import Delivered, GenerateChunk, TextJoiner, read_chunk, read_result
+from sglang_omni.generation.answer import (
+    Delivered,
+    GenerateChunk,
+    TextJoiner,
+    read_chunk,
+    read_result,
+    token_part,
+)
 from sglang_omni.generation.checks import check_answer, check_fields
 from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.generation.request import GenerateRequest, to_omni_request
@@ -21,6 +28,7 @@ _TIMINGS_LAG_S = 0.03
 # The sender of a result that is merged from several stages.
 _MERGED = "coordinator"
 _TEXT = {"text"}
+_TEXT_OR_NONE = ("text", None)
 # Marks a stream that ended without a result.
 _END = object()
 
@@ -154,10 +162,14 @@ class LocalTransport(Transport):
         return batches(request_id, omni_request)
 
     def _read(self, request_id: str, message: StreamMessage) -> GenerateChunk:
+        chunk, stage = message.chunk, message.stage_name or message.from_stage
+        part = token_part(request_id, chunk, stage)
+        if part is not None and message.modality in _TEXT_OR_NONE:
+            return part
         if self.must_answer:
-            check_fields(message.chunk, stage=message.from_stage)
-        part = read_chunk(request_id, message.chunk)
-        part.stage_name = message.stage_name or message.from_stage
+            check_fields(chunk, stage=message.from_stage)
+        part = read_chunk(request_id, chunk)
+        part.stage_name = stage
         if message.modality:
             part.modality = message.modality
         return part

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +23,7 @@ from sglang_omni.client import (
 )
 from sglang_omni.client.http.chunks import delta_chunk
 from sglang_omni.client.http.connection import HttpConnection
-from sglang_omni.generation.answer import Delivered, read_result
+from sglang_omni.generation.answer import Delivered, read_chunk, read_result, token_part
 from sglang_omni.generation.audio import decode_pcm, decode_wav
 from sglang_omni.generation.request import to_omni_request
 from sglang_omni.proto import CompleteMessage, RequestError, StreamMessage
@@ -343,3 +344,23 @@ async def test_tokens_without_text_are_not_lost_over_http(monkeypatch):
     assert [part.token_ids for part in parts] == [[1], [2], [3], [4]]
     assert (whole.token_ids, whole.text, whole.finish_reason) == ([1, 2, 3, 4], "abc", "length")
     assert whole.usage.total_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "is_token"),
+    [
+        ({"modality": "text", "text": "é", "token_ids": [3]}, True),
+        ({"modality": "text", "text": "", "token_ids": []}, True),
+        ({"modality": "audio", "text": "a", "token_ids": [3]}, False),
+        ({"modality": "text", "text": 5, "token_ids": [3]}, False),
+        ({"modality": "text", "text": "a", "token_ids": np.array([3])}, False),
+        ({"modality": "text", "text": "a", "token_ids": [3], "logprobs": []}, False),
+        ({"text": "a", "token_ids": [3]}, False),
+        ("a", False),
+    ],
+)
+def test_a_token_is_read_as_any_chunk(data, is_token):
+    part = token_part("r", data, "thinker")
+    assert (part is not None) == is_token
+    if part is not None:
+        assert part == replace(read_chunk("r", data), stage_name="thinker")

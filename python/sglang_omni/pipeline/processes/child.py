@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import multiprocessing
@@ -26,6 +25,7 @@ from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.transport import open_files
 from sglang_omni.scheduling.threads import on_this_gpu, use_gpu
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
+from sglang_omni.supervision.garbage import freeze_loaded
 from sglang_omni.supervision.parent import end_with_parent
 
 # The end of a traceback says why. A report must fit into its pipe even if nothing is read.
@@ -114,7 +114,7 @@ async def run_stages(
     if first.role == "follower":
         # It has no sockets, relay or requests of its own: its scheduler does the same as rank 0's.
         follower = build_scheduler(first, spec.config)
-        _freeze()
+        freeze_loaded()
         yield {"ready": True}
         work = asyncio.create_task(asyncio.to_thread(on_this_gpu(follower.start)))
         async for pulse in beat_until_done([work]):
@@ -125,7 +125,7 @@ async def run_stages(
     dispatcher.register_many(stages)
     for stage in stages:
         await stage.start()
-    _freeze()
+    freeze_loaded()
     instances = zip(spec.instances, stages, strict=True)
     yield {
         "ready": True,
@@ -146,13 +146,6 @@ async def run_stages(
     finally:
         if companion is not None:
             companion.cancel()
-
-
-def _freeze() -> None:
-    # The objects loaded by now stay. Each full collection that looked through them would stop all stages,
-    # for 50 ms with torch alone.
-    gc.collect()
-    gc.freeze()
 
 
 def configure_logging(spec: ProcessSpec) -> None:

@@ -28,6 +28,7 @@ from sglang_omni.serve.launch.tracing import Tracing
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
 from sglang_omni.serve.state import AppState, Capabilities
+from sglang_omni.supervision.garbage import freeze_loaded
 from sglang_omni.supervision.ports import bind_alone, listen
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ async def _serve(
     )
     listen(listener, _BACKLOG)
     server = WebServer(app, tls=options.tls, on_cut=app.state.server.metrics.slow_clients.inc)
+    freeze_loaded()
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     lost = asyncio.ensure_future(runner.wait_failed())
     stopped = asyncio.ensure_future(signals.received.wait())
