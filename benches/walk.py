@@ -119,7 +119,7 @@ def walks(sent: list[tuple[int, int]], calls: dict[str, list[Call]]) -> list[Wal
         calls: By process.
     """
     found = [
-        Walk("a chat request, from the route to the first scheduler", 44, []),
+        Walk("a chat request, from the route to the first scheduler", 41, []),
         Walk("a payload, from one scheduler to the next", 14, []),
         Walk("a chunk of sound, from the vocoder to the client", 29, []),
     ]

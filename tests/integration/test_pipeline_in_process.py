@@ -49,7 +49,7 @@ class Running:
 @pytest.fixture(autouse=True)
 def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the stages' reports do not settle stays unsettled, for `settled` to find."""
-    monkeypatch.setattr("sglang_omni.pipeline.coordinator.settling._SETTLE_S", 1000.0)
+    monkeypatch.setattr("sglang_omni.pipeline.coordinator.requests._SETTLE_S", 1000.0)
 
 
 @asynccontextmanager

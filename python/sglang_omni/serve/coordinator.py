@@ -13,7 +13,7 @@ from sglang_omni.generation.transport import Transport
 from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
-    from sglang_omni.pipeline.coordinator.request_trace import RequestTrace, StageVisit
+    from sglang_omni.pipeline.coordinator.requests import RequestTrace, StageVisit
 
 
 @runtime_checkable

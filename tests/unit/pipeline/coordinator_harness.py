@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from sglang_omni.pipeline.coordinator import Coordinator, settling
+from sglang_omni.pipeline.coordinator import Coordinator, requests
 from sglang_omni.pipeline.coordinator import coordinator as module
 from sglang_omni.pipeline.transport.control_plane import StageControlPlane
 from sglang_omni.proto import CompleteMessage, ProgressMessage, StreamMessage, SubmitMessage
@@ -81,7 +81,7 @@ class Pipeline:
 
     def submit_marker(self, name: str) -> str:
         marker = f"marker-{name}-{len(self._tasks)}"
-        tracked = self.coordinator._track(marker, None, None)
+        tracked = self.coordinator._track(marker, None, streams=False)
         self._tasks.append(asyncio.ensure_future(tracked.outcome))
         return marker
 
@@ -94,7 +94,7 @@ async def pipelines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     """A fixture: starts pipelines, and closes them after the test."""
     # No deadline of the coordinator's own comes between what a test sends and what it expects.
     monkeypatch.setattr(module, "_LATE_CHUNKS_S", 1000.0)
-    monkeypatch.setattr(settling, "_SETTLE_S", 1000.0)
+    monkeypatch.setattr(requests, "_SETTLE_S", 1000.0)
     made: list[Pipeline] = []
 
     async def start(**options: Any) -> Pipeline:

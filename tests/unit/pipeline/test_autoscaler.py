@@ -9,7 +9,7 @@ from typing import Any, cast
 from sglang_omni.config import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
-from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
+from sglang_omni.pipeline.coordinator.instances import ReplicaTable
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
 from sglang_omni.pipeline.processes.supervisor import Supervisor
 from sglang_omni.pipeline.specs import ProcessSpec

@@ -10,7 +10,7 @@ from coordinator_harness import Pipeline, pipelines, soon
 from waiting import until
 
 from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
-from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
+from sglang_omni.pipeline.coordinator.instances import ReplicaTable
 from sglang_omni.proto import RequestState, Unavailable
 
 make = pytest.fixture(pipelines)

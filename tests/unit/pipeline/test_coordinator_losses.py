@@ -9,7 +9,7 @@ import pytest
 from coordinator_harness import pipelines, soon
 from waiting import until
 
-from sglang_omni.pipeline.coordinator import settling
+from sglang_omni.pipeline.coordinator import requests
 from sglang_omni.proto import RequestState, Unavailable
 
 make = pytest.fixture(pipelines)
@@ -149,7 +149,7 @@ async def test_stopping_fails_what_is_running(make: Any) -> None:
 async def test_a_finished_request_that_stages_still_hold_is_aborted_there(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(requests, "_SETTLE_S", 0.05)
     pipeline = await make(terminal_stages=["text"])
     result = pipeline.submit("r")
     await pipeline.submitted()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
+from sglang_omni.pipeline.coordinator.instances import ReplicaTable
 
 
 def with_replicas(**stages: int) -> ReplicaTable:

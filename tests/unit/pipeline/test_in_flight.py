@@ -7,7 +7,7 @@ import random
 import pytest
 from waiting import until
 
-from sglang_omni.pipeline.coordinator.in_flight import InFlightCounts
+from sglang_omni.pipeline.coordinator.requests import InFlightCounts
 from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestTable
 from sglang_omni.proto import ProgressMessage
 

@@ -12,7 +12,7 @@ import pytest
 from waiting import until
 
 from sglang_omni.config import WatchdogConfig
-from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
+from sglang_omni.pipeline.coordinator.instances import ReplicaTable
 from sglang_omni.pipeline.processes import watchdog as module
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
 from sglang_omni.pipeline.processes.watchdog import Watchdog

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sglang_omni.client import Client, GenerateRequest
-from sglang_omni.pipeline.coordinator import wire_ids
-from sglang_omni.pipeline.coordinator.wire_ids import WireIds
+from sglang_omni.pipeline.coordinator import requests
+from sglang_omni.pipeline.coordinator.requests import WireIds
 from sglang_omni.pipeline.stage.edges.relayed import stream_key
 from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, RequestError
 
@@ -91,7 +91,7 @@ async def test_what_cannot_be_sent_is_no_duplicate(make: Any) -> None:
 
 
 def test_wire_ids_are_unlike_each_other_and_every_key_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_ids, "_REMEMBERED", 8)
+    monkeypatch.setattr(requests, "_REMEMBERED", 8)
     ids = WireIds()
     made = [ids.new(each) for each in HOSTILE * 3 + [f"new-{n}" for n in range(20)] * 2]
     assert len(set(made)) == len(made)

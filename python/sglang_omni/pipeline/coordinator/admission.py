@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.pipeline.coordinator.replicas import ReplicaSet, ReplicaTable
+from sglang_omni.pipeline.coordinator.instances import ReplicaSet, ReplicaTable
 from sglang_omni.proto import Unavailable
 
 

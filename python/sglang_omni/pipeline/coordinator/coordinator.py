@@ -12,18 +12,17 @@ from typing import Any
 
 from sglang_omni.config.plan.instances import instance_name, stage_of
 from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
-from sglang_omni.pipeline.coordinator.directory import StageDirectory
-from sglang_omni.pipeline.coordinator.in_flight import InFlightCounts
-from sglang_omni.pipeline.coordinator.registry import RequestRegistry
-from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
-from sglang_omni.pipeline.coordinator.request import (
-    Chunks,
+from sglang_omni.pipeline.coordinator.instances import ReplicaTable, StageDirectory
+from sglang_omni.pipeline.coordinator.requests import (
+    InFlightCounts,
+    RequestRegistry,
+    RequestTrace,
+    SettlingRequests,
+    StageVisit,
     TerminalStagesResolver,
     TrackedRequest,
     terminals_of,
 )
-from sglang_omni.pipeline.coordinator.request_trace import RequestTrace, StageVisit
-from sglang_omni.pipeline.coordinator.settling import SettlingRequests
 from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane
 from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.proto import (
@@ -184,7 +183,7 @@ class Coordinator:
                 is not the request.
             asyncio.CancelledError: The request was aborted.
         """
-        tracked = self._track(request_id, request, chunks=None)
+        tracked = self._track(request_id, request, streams=False)
         try:
             await self._send_in(tracked, request)
             return await tracked.outcome
@@ -209,12 +208,15 @@ class Coordinator:
         self, request_id: str, request: OmniRequest | Any
     ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
         """``stream``, but a caller that is behind gets all chunks that have come at once, in order."""
-        chunks = Chunks()
-        tracked = self._track(request_id, request, chunks)
+        tracked = self._track(request_id, request, streams=True)
         try:
             await self._send_in(tracked, request)
-            while batch := await chunks.take():
-                yield batch
+            while tracked.chunks or not tracked.state.is_final:
+                await tracked.changed.wait()
+                tracked.changed.clear()
+                batch, tracked.chunks = tracked.chunks, []
+                if batch:
+                    yield batch
             result = await tracked.outcome
             source = next(iter(tracked.results)) if len(tracked.results) == 1 else "coordinator"
             yield CompleteMessage(request_id=request_id, from_stage=source, success=True, result=result)
@@ -327,7 +329,7 @@ class Coordinator:
         """The state of the owner's running request; None if it is not running."""
         return tracked.state if (tracked := self._requests.running.get((owner, request_id))) else None
 
-    def _track(self, request_id: str, request: OmniRequest | Any, chunks: Chunks | None) -> TrackedRequest:
+    def _track(self, request_id: str, request: OmniRequest | Any, *, streams: bool) -> TrackedRequest:
         owner = request.metadata.get("owner") if isinstance(request, OmniRequest) else None
         if (owner, request_id) in self._requests.running:
             raise DuplicateRequest(f"request {request_id!r} already exists: use another id, or none")
@@ -338,7 +340,7 @@ class Coordinator:
         if self.entry_stage not in self.stages and not self.replicas.is_replicated(self.entry_stage):
             raise ValueError(f"entry stage {self.entry_stage!r} is not registered")
         terminals = terminals_of(request, self.terminal_stages, self.terminal_stages_resolver)
-        tracked = self._requests.add(request_id, owner, terminals, chunks)
+        tracked = self._requests.add(request_id, owner, terminals, streams=streams)
         self._counts.track(tracked.wire_id)
         return tracked
 
@@ -394,8 +396,7 @@ class Coordinator:
                 tracked.outcome.cancel(f"request {tracked.request_id!r} was aborted")
             else:
                 tracked.outcome.set_result(answer)
-        if tracked.chunks is not None:
-            tracked.chunks.end()
+        tracked.changed.set()
         self._requests.remove(tracked)
         if tracked.replicas:
             self.replicas.release(tracked.replicas)
@@ -447,7 +448,8 @@ class Coordinator:
         if message.from_stage not in tracked.terminals:
             tracked.streaming.add(message.from_stage)
         message.request_id = tracked.request_id
-        tracked.chunks.put(message)
+        tracked.chunks.append(message)
+        tracked.changed.set()
 
     def _on_complete(self, message: CompleteMessage) -> None:
         tracked = self._by_wire_id.get(message.request_id)

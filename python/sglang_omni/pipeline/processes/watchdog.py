@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from sglang_omni.config.schema.watchdog import WatchdogConfig
-from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
+from sglang_omni.pipeline.coordinator.instances import ReplicaTable
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.supervisor import SupervisedProcess
 

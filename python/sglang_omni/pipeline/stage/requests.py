@@ -31,7 +31,7 @@ _FINISHED_INTERVAL_S = 0.002
 class ProgressReporter:
     """Counts references to a stage's requests, and reports the differences in batches.
 
-    ``coordinator/in_flight.py`` adds up the differences of all stages, in any order: a request that a stage
+    ``coordinator/requests.py`` adds up the differences of all stages, in any order: a request that a stage
     holds is above zero there.
 
     Args:

@@ -11,7 +11,7 @@ from sglang_omni.serve.coordinator import AdminCoordinator
 from sglang_omni.serve.observe.history import Generation
 
 if TYPE_CHECKING:
-    from sglang_omni.pipeline.coordinator.request_trace import RequestTrace, StageVisit
+    from sglang_omni.pipeline.coordinator.requests import RequestTrace, StageVisit
 
 
 # Shorter waits are not shown.

@@ -55,7 +55,9 @@ class CoordinatorEdge:
 
         Raises TypeError or ValueError if one of them cannot be encoded; none is sent then.
         """
-        sent = [(item.request_id, item.data, _modality(item), item.chunk_id) for item in chunks]
+        sent: list[tuple[str, Any, str | None, int | None]] = [
+            (item.request_id, item.data, _modality(item), item.chunk_id) for item in chunks
+        ]
         await self._link.send_stream_batch(StreamBatchMessage(self._stage_name, sent))
 
     def report(self, message: ProgressMessage | StatsMessage) -> None:

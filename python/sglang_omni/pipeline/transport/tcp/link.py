@@ -16,7 +16,7 @@ Messages can be lost in three cases:
 - The receiver's process ends. Messages that were sent and not confirmed may have arrived there, so they are
   reported as lost. Those never sent go to the process's successor, whatever its port is.
 - The receiver cannot be reached for ``UNREACHABLE_S``. The messages that wait for it are reported as lost.
-- The sender's process ends. The coordinator fails the requests it held (``coordinator/in_flight.py``).
+- The sender's process ends. The coordinator fails the requests it held (``coordinator/requests.py``).
 
 A reported loss fails the request that the message was for. Messages to the coordinator are never given up:
 without the coordinator there is no run, and a stage on another host that loses it ends.
