@@ -80,12 +80,14 @@ pub async fn answer(
                     false => None,
                 },
             };
-            let page = match admin.pages.get(wanted).await {
-                Some(page) => page,
+            Ok(match admin.pages.get(wanted).await {
+                Some(page) => reply::page(prometheus::CONTENT_TYPE, page),
                 // The writers end when the router begins to shut down.
-                None => metrics::render(&lane.proxy, sees_urls).into(),
-            };
-            Ok(reply::text(StatusCode::OK, prometheus::CONTENT_TYPE, page))
+                None => {
+                    let text = metrics::render(&lane.proxy, sees_urls);
+                    reply::text(StatusCode::OK, prometheus::CONTENT_TYPE, text)
+                }
+            })
         }
         path if is_read && (path == "/fleet" || path.starts_with("/fleet/")) => {
             Ok(fleet::answer(lane, admin, target, headers, sees_urls).await)

@@ -3,12 +3,15 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use bytes::Bytes;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::task::spawn_local;
+use tokio::time::sleep;
 
 use crate::admin::{metrics, worker_metrics};
+use crate::base::page::Page;
 use crate::base::supervise::keep_running;
 use crate::proxy::lane::Proxy;
 use crate::upstream::pool::Pool;
@@ -29,7 +32,7 @@ pub struct Wanted {
 
 struct Asked {
     wanted: Wanted,
-    page: oneshot::Sender<Bytes>,
+    page: oneshot::Sender<Page>,
 }
 
 /// Gets pages from their writers.
@@ -55,7 +58,7 @@ pub fn channel() -> (MetricsPages, Writers) {
 
 impl MetricsPages {
     /// None once the router shuts down.
-    pub async fn get(&self, wanted: Wanted) -> Option<Bytes> {
+    pub async fn get(&self, wanted: Wanted) -> Option<Page> {
         let writer = match wanted.of_workers {
             true => &self.with_workers,
             false => &self.without,
@@ -94,18 +97,28 @@ async fn write(asked: Rc<Mutex<mpsc::Receiver<Asked>>>, proxy: Arc<Proxy>) {
                 // Who has left does not mind.
                 let _ = each.page.send(text.clone());
             }
+            spawn_local(outlive(text));
             waiting = others;
         }
     }
 }
 
-async fn page(proxy: &Proxy, wanted: &Wanted) -> Bytes {
-    let own = metrics::render(proxy, wanted.sees_urls);
+/// Holds a page until its clients have it: so its memory is given back here, and not by a lane, for milliseconds.
+async fn outlive(page: Page) {
+    while !page.is_delivered() {
+        sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn page(proxy: &Proxy, wanted: &Wanted) -> Page {
+    let mut page = Page::default();
+    page.push(&metrics::render(proxy, wanted.sees_urls));
     if !wanted.of_workers {
-        return own.into();
+        return page.finish();
     }
     let headers = HeaderMap::from_iter(wanted.key.clone().map(|key| (AUTHORIZATION, key)));
     let pool = Pool::new(proxy.trust.clone());
     let theirs = worker_metrics::gather(&pool, &proxy.fleet, &headers, wanted.sees_urls).await;
-    (own + &theirs).into()
+    theirs.write(&mut page);
+    page.finish()
 }

@@ -5,8 +5,7 @@ use std::io;
 use std::net::TcpListener as StdListener;
 use std::time::Duration;
 
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -16,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
 use crate::admin::pages::{MetricsPages, Wanted};
+use crate::base::page::{Page, PageBody};
 use crate::base::prometheus;
 
 /// A scrape takes milliseconds; a client that takes longer than this does not scrape.
@@ -51,12 +51,12 @@ async fn answer(
     pages: &MetricsPages,
     wanted: Wanted,
     request: &Request<Incoming>,
-) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::default());
+) -> Response<PageBody> {
+    let mut response = Response::new(Page::default().into_body());
     if request.uri().path() != "/metrics" {
         *response.status_mut() = StatusCode::NOT_FOUND;
     } else if let Some(page) = pages.get(wanted).await {
-        *response.body_mut() = page.into();
+        *response.body_mut() = page.into_body();
         let content_type = HeaderValue::from_static(prometheus::CONTENT_TYPE);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
     } else {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use hyper::header::HeaderMap;
 
+use crate::base::page::Page;
 use crate::base::prometheus::{OWN_PREFIX, escaped};
 use crate::fleet::fan_out::{Question, ask};
 use crate::fleet::health_flags::Demotion;
@@ -20,14 +21,11 @@ pub async fn gather(
     fleet: &Fleet,
     headers: &HeaderMap,
     sees_urls: bool,
-) -> String {
+) -> Families {
     let asked = |worker: &&Arc<Worker>| {
         !worker.flags.is(Demotion::Down) && !worker.flags.is(Demotion::Loop)
     };
     let workers: Vec<_> = fleet.read().iter().filter(asked).cloned().collect();
-    if workers.is_empty() {
-        return String::new();
-    }
     let question = Question::get("/metrics").asked_by(headers);
     let mut families = Families::default();
     for answer in ask(pool, workers, &question).await {
@@ -35,12 +33,12 @@ pub async fn gather(
             families.add(&answer.worker.name(sees_urls), text);
         }
     }
-    families.text()
+    families
 }
 
 /// Families of several pages, each with the series of all pages together, as the format demands.
 #[derive(Default)]
-struct Families {
+pub struct Families {
     /// In the order in which they were first seen.
     listed: Vec<Family>,
     places: HashMap<String, usize>,
@@ -108,14 +106,13 @@ impl Families {
         Some(self.listed.len() - 1)
     }
 
-    fn text(self) -> String {
-        let with_samples = self
-            .listed
-            .iter()
-            .filter(|family| !family.samples.is_empty());
-        with_samples
-            .map(|family| [&*family.head, &*family.samples].concat())
-            .collect()
+    pub fn write(self, page: &mut Page) {
+        for Family { head, samples } in self.listed {
+            if !samples.is_empty() {
+                page.push(&head);
+                page.push(&samples);
+            }
+        }
     }
 }
 
@@ -161,12 +158,18 @@ mod tests {
                         # TYPE sglang_omni_router_x counter\nsglang_omni_router_x 3\n# HELP t T.\n# TYPE t histogram\n\
                         t_bucket{path=\"/a\",le=\"1\"} 2\nt_sum{path=\"/a\"} 0.5\nt_count{path=\"/a\"} 2\n";
 
+    fn text_of(families: Families) -> String {
+        let mut page = Page::default();
+        families.write(&mut page);
+        page.to_string()
+    }
+
     #[test]
     fn series_of_all_workers_stand_together_under_one_head() {
         let mut families = Families::default();
         families.add("0", PAGE);
         families.add("b\"1", PAGE);
-        let text = families.text();
+        let text = text_of(families);
         assert!(
             text.starts_with(
                 "# HELP up Whether.\n# TYPE up gauge\nup{worker=\"0\"} 1\nup{worker=\"b\\\"1\"} 1\n# HELP t T.\n"
@@ -190,7 +193,7 @@ mod tests {
             for (number, page) in pages.iter().enumerate() {
                 families.add(&number.to_string(), page);
             }
-            let text = families.text();
+            let text = text_of(families);
             assert!(text.starts_with(&format!("{head}s{{worker=")), "{text}");
             assert_eq!(text.lines().count(), 3, "{text}");
         }
@@ -204,7 +207,7 @@ mod tests {
             "ok\n<html>1</html>\na{b=\"c\"}\nd +Inf 17\ne NaN\nf -1.5e-3\n # g 1\n",
         );
         assert_eq!(
-            families.text(),
+            text_of(families),
             "d{worker=\"0\"} +Inf 17\ne{worker=\"0\"} NaN\nf{worker=\"0\"} -1.5e-3\n"
         );
     }
@@ -214,7 +217,7 @@ mod tests {
         let mut families = Families::default();
         families.add("0", "a{worker=\"x\"} 1\nb{c=\"d\",worker=\"x\"} 2\ne{} 3\n");
         assert_eq!(
-            families.text(),
+            text_of(families),
             "a{worker=\"0\",exported_worker=\"x\"} 1\nb{worker=\"0\",c=\"d\",exported_worker=\"x\"} 2\ne{worker=\"0\"} 3\n"
         );
         // What looks like one within a value is none.

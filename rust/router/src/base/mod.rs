@@ -3,7 +3,7 @@
 //! - A request's kind ([`route`]), id ([`request_id`]) and end ([`end`]), and this project's own [`headers`].
 //! - A connection ([`stream`]), and the state of the [`client`] at its other end.
 //! - The place of a request in a distributed trace ([`tracing_context`]), and [`percent`]-encoded text.
-//! - The counters ([`metrics`], [`histogram`]), their text format ([`prometheus`]), and the [`log`].
+//! - The counters ([`metrics`], [`histogram`]), their text format ([`prometheus`]) and its [`page`], and the [`log`].
 //! - The [`clock`]; tasks that are restarted if they panic ([`supervise`]); how far the router is [`stopping`];
 //!   [`memory`] that is returned to the system.
 //! - [`keys`] and [`certificates`] from files, the [`protocol_key`] of a WebSocket, and the [`config_error`] for a
@@ -21,6 +21,7 @@ pub mod keys;
 pub mod log;
 pub mod memory;
 pub mod metrics;
+pub mod page;
 pub mod percent;
 pub mod prometheus;
 pub mod protocol_key;

@@ -61,6 +61,10 @@ impl Body for ReplyBody {
         let this = &mut *self;
         let frame = match &mut this.payload {
             Payload::Local(bytes) => bytes.take().map(|bytes| Ok(Frame::data(bytes))),
+            Payload::Page(page) => match Pin::new(page).poll_frame(cx) {
+                Poll::Ready(frame) => frame.map(|frame| frame.map_err(|never| match never {})),
+                Poll::Pending => return Poll::Pending,
+            },
             Payload::Broken(_) if this.client.is_behind() => return Poll::Pending,
             Payload::Broken(error) => error.take().map(Err),
             Payload::Upstream(body) => match Pin::new(body).poll_frame(cx) {
@@ -94,6 +98,7 @@ impl Body for ReplyBody {
     fn is_end_stream(&self) -> bool {
         match &self.payload {
             Payload::Local(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Payload::Page(page) => page.is_end_stream(),
             Payload::Upstream(body) => body.is_end_stream(),
             Payload::Broken(_) => false,
         }
@@ -104,6 +109,7 @@ impl Body for ReplyBody {
             Payload::Local(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
+            Payload::Page(page) => page.size_hint(),
             Payload::Upstream(body) => body.size_hint(),
             Payload::Broken(_) => SizeHint::default(),
         }

@@ -9,6 +9,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use sglang_omni_policy::Receipt;
 
 use crate::base::clock;
+use crate::base::page::PageBody;
 use crate::fleet::worker::LoadGuard;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
@@ -158,6 +159,7 @@ impl Drop for ResponseBody {
 
 pub enum Payload {
     Local(Option<Bytes>),
+    Page(PageBody),
     Upstream(ResponseBody),
     /// The error with which a worker's answer has ended.
     Broken(Option<BoxError>),

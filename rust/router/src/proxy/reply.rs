@@ -6,6 +6,7 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTH
 use hyper::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 
+use crate::base::page::Page;
 use crate::proxy::in_flight::NoPermit;
 use crate::proxy::payload::Payload;
 use crate::upstream::request_body::discard;
@@ -192,7 +193,19 @@ pub fn json(status: StatusCode, value: &Value) -> Reply {
 }
 
 pub fn text(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(Payload::Local(Some(body.into())));
+    with_payload(status, content_type, Payload::Local(Some(body.into())))
+}
+
+pub fn page(content_type: &'static str, page: Page) -> Reply {
+    with_payload(
+        StatusCode::OK,
+        content_type,
+        Payload::Page(page.into_body()),
+    )
+}
+
+fn with_payload(status: StatusCode, content_type: &'static str, payload: Payload) -> Reply {
+    let mut reply = Response::new(payload);
     *reply.status_mut() = status;
     reply
         .headers_mut()
