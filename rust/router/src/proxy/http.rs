@@ -22,7 +22,7 @@ use crate::proxy::lane::Lane;
 use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
 use crate::proxy::upload::Upload;
-use crate::upstream::connection::is_exhaustion;
+use crate::upstream::connection::{NoAnswer, Upstream, is_exhaustion};
 use crate::upstream::forwarding;
 use crate::upstream::request_body::{BodyError, Fault, RequestBody, discard};
 
@@ -91,71 +91,110 @@ struct HttpAttempt<'a> {
     route: Route,
 }
 
-impl Attempt for HttpAttempt<'_> {
-    async fn send(&mut self, worker: &Worker, attempts: &mut Attempts<'_>) -> Outcome {
-        let HttpAttempt {
-            lane,
-            parts,
-            upload,
-            ..
-        } = self;
-        let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
+/// No answer has begun on a connection.
+struct NotBegun {
+    /// True if certainly nothing of the request was sent.
+    is_unsent: bool,
+    why: String,
+}
+
+impl NotBegun {
+    fn into_outcome(self) -> Outcome {
+        match self.is_unsent {
+            true => Outcome::NoConnection(io::Error::other(self.why)),
+            false => Outcome::Reset(self.why),
+        }
+    }
+}
+
+impl HttpAttempt<'_> {
+    async fn connect(&self, worker: &Worker) -> io::Result<Box<Upstream>> {
+        let (pool, limit) = (&self.lane.pool, worker.connect_limit());
         // The worker may close an idle connection at this very moment, so a body that can be sent only once gets a new
         // connection.
-        let connection = match upload.is_whole() {
-            true => lane.pool.get(endpoint, limit).await,
-            false => lane.pool.open(endpoint, limit).await,
-        };
-        let mut upstream = match connection {
-            Ok(upstream) => upstream,
-            Err(error) => return Outcome::NoConnection(error),
-        };
+        match self.upload.is_whole() {
+            true => pool.get(&worker.endpoint, limit).await,
+            false => pool.open(&worker.endpoint, limit).await,
+        }
+    }
+
+    async fn ask(
+        &mut self,
+        mut upstream: Box<Upstream>,
+        worker: &Worker,
+        attempts: &Attempts<'_>,
+    ) -> Result<Outcome, NotBegun> {
+        let upload = &mut self.upload;
         let whole = upload.is_whole().then(|| upload.read.clone());
         let asked = Asked {
             route: self.route,
             body: whole.as_ref(),
             deadline: attempts.deadline,
         };
-        loop {
-            let request = outgoing(worker, parts, upload.take());
-            // Only a whole request waits for first bytes: a client that is still sending may wait for the head.
-            let answer = upstream.ask(request, upload.is_whole());
-            let may_move = || attempts.may_move(worker);
-            let failed = match lane
-                .pending_heads
-                .head(worker, &asked, may_move, answer)
-                .await
-            {
-                Ok(Ok(response)) => return Outcome::Answered(response, Some(upstream)),
-                Ok(Err(failed)) => failed,
-                Err(gave_up) => return Outcome::GaveUp(gave_up),
-            };
-            let is_unsent = failed.unsent.is_some();
-            if let Some(request) = failed.unsent {
-                upload.rest = request.into_body().into_rest();
+        let request = outgoing(worker, self.parts, upload.take());
+        // Only a whole request waits for first bytes: a client that is still sending may wait for the head.
+        let answer = upstream.ask(request, whole.is_some());
+        let may_move = || attempts.may_move(worker);
+        let pending = &self.lane.pending_heads;
+        match pending.head(worker, &asked, may_move, answer).await {
+            Ok(Ok(response)) => Ok(Outcome::Answered(response, Some(upstream))),
+            Ok(Err(NoAnswer { unsent, why })) => {
+                let is_unsent = unsent.is_some();
+                if let Some(request) = unsent {
+                    upload.rest = request.into_body().into_rest();
+                }
+                Err(NotBegun { is_unsent, why })
             }
+            Err(gave_up) => Ok(Outcome::GaveUp(gave_up)),
+        }
+    }
+
+    /// A new connection in place of a kept one.
+    async fn connect_again(
+        &self,
+        worker: &Worker,
+        before: NotBegun,
+    ) -> Result<Box<Upstream>, Outcome> {
+        let opened = self
+            .lane
+            .pool
+            .open(&worker.endpoint, worker.connect_limit());
+        opened.await.map_err(|error| {
+            match before.is_unsent || is_exhaustion(&error) {
+                true => Outcome::NoConnection(error),
+                // The worker took some or all of the request, and is gone.
+                false => Outcome::Reset(format!("{}, then {error}", before.why)),
+            }
+        })
+    }
+}
+
+impl Attempt for HttpAttempt<'_> {
+    async fn send(&mut self, worker: &Worker, attempts: &mut Attempts<'_>) -> Outcome {
+        let mut upstream = match self.connect(worker).await {
+            Ok(upstream) => upstream,
+            Err(error) => return Outcome::NoConnection(error),
+        };
+        loop {
+            let was_kept = upstream.reused;
+            let failed = match self.ask(upstream, worker, attempts).await {
+                Ok(outcome) => return outcome,
+                Err(failed) => failed,
+            };
             // A worker may close an idle connection at the very moment it is reused. That says nothing about the
             // worker, which gets the request on a new connection. It may also have read the request.
-            if upstream.reused && (is_unsent || attempts.may_resend(parts.method.is_safe())) {
-                upstream = match lane.pool.open(endpoint, limit).await {
-                    Ok(upstream) => {
-                        if !is_unsent {
-                            attempts.resent();
-                        }
-                        upstream
-                    }
-                    // The worker took some or all of the request, and is gone.
-                    Err(error) if !is_unsent && !is_exhaustion(&error) => {
-                        return Outcome::Reset(format!("{}, then {error}", failed.why));
-                    }
-                    Err(error) => return Outcome::NoConnection(error),
-                };
-                continue;
+            let is_safe = self.parts.method.is_safe();
+            if !(was_kept && (failed.is_unsent || attempts.may_resend(is_safe))) {
+                return failed.into_outcome();
             }
-            return match is_unsent {
-                true => Outcome::NoConnection(io::Error::other(failed.why)),
-                false => Outcome::Reset(failed.why),
+            let is_unsent = failed.is_unsent;
+            upstream = match self.connect_again(worker, failed).await {
+                Ok(upstream) => upstream,
+                Err(outcome) => return outcome,
             };
+            if !is_unsent {
+                attempts.resent();
+            }
         }
     }
 
