@@ -84,3 +84,24 @@ class Flood(Speaker):
 
     def words(self, inputs: dict) -> list[str]:
         return ["x" * 1_000_000] * int(inputs["prompt"])
+
+
+class Steps(Speaker):
+    """Counts up to the prompt, a number a step and all requests in the same steps, as an engine does."""
+
+    def start(self) -> None:
+        running: dict[str, tuple[int, int]] = {}
+        while True:
+            while not running or not self.inbox.empty():
+                if (message := self.inbox.get()) is None:
+                    return
+                running[message.request_id] = 0, int(message.data.request.inputs["prompt"])
+            with self.outbox.together():
+                for request_id, (number, end) in list(running.items()):
+                    token = {"modality": "text", "text": f" {number}", "token_ids": [number]}
+                    self.outbox.put(OutgoingMessage(request_id, "stream", token))
+                    running[request_id] = number + 1, end
+                    if number + 1 == end:
+                        del running[request_id]
+                        whole = {"text": "".join(f" {number}" for number in range(end))}
+                        self.outbox.put(OutgoingMessage(request_id, "result", whole))

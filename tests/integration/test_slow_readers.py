@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -36,10 +37,14 @@ def url(tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def begin(url: str) -> socket.socket:
+def begin(url: str, prompt: str = str(MEGABYTES), *, receive_buffer: int | None = None) -> socket.socket:
     """Ask for a long stream, and take nothing of it."""
-    client = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=PATIENCE)
-    body = json.dumps({"prompt": str(MEGABYTES), "stream": True}).encode()
+    client = socket.socket()
+    if receive_buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(PATIENCE)
+    client.connect((urlsplit(url).hostname, urlsplit(url).port))
+    body = json.dumps({"prompt": prompt, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
     kind = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     client.sendall((head + kind).encode() + body)
@@ -63,3 +68,29 @@ def test_others_are_served_while_streams_wait_for_their_clients(url: str) -> Non
             came = b"".join(iter(lambda: each.recv(2**20), b""))  # noqa: B023
             assert came.count(b"x") >= MEGABYTES * 1_000_000
             assert b"data: [DONE]" in came
+
+
+STREAMS, TOKENS = 64, 300
+
+
+def test_slow_readers_beside_fast_ones_lose_no_token_and_hold_up_none(tmp_path: Path) -> None:
+    """All run in the same steps of one stage. The slow ones read once the fast ones have everything."""
+    config = tmp_path / "pipeline.yaml"
+    stage = "{name: step, process: step, factory: served_stages.Steps, terminal: true}"
+    config.write_text(
+        f"model_path: none\nname: steps\nendpoints: {{base_path: {tmp_path}/run}}\nstages:\n  - {stage}\n"
+    )
+    places = ("--max-concurrent-requests", str(2 * STREAMS))
+    arguments = ("--config", str(config), *places)
+    with (
+        served(tmp_path, *arguments, import_from=(Path(__file__).parent,)) as url,
+        ExitStack() as held,
+    ):
+        slow = [held.enter_context(begin(url, str(TOKENS), receive_buffer=4096)) for _ in range(STREAMS)]
+        fast = [held.enter_context(begin(url, str(TOKENS))) for _ in range(STREAMS)]
+        for each in [*fast, *slow]:
+            came = b"".join(iter(lambda: each.recv(2**20), b""))  # noqa: B023
+            events = [json.loads(event) for event in re.findall(rb"data: (\{.*\})\n\n", came)]
+            text = "".join(choice["text"] for event in events for choice in event["choices"])
+            assert text == "".join(f" {number}" for number in range(TOKENS))
+            assert came.count(b"data: [DONE]") == 1
