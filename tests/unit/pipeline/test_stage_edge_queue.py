@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from waiting import rounds
 
+from sglang_omni.pipeline.stage.edges.edge import StreamChunk
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 
 WAIT_S = 60
@@ -192,26 +193,28 @@ async def test_closing_a_queue_ends_what_has_begun_and_drops_the_rest(queue: Edg
     assert len(queue) == 0
 
 
-async def test_items_of_several_requests_are_handled_together_and_in_turn() -> None:
+async def test_items_of_several_requests_are_handled_together_and_in_turn(queue: EdgeQueue) -> None:
     """While one call waits, what comes of each request lines up; the next call has one of each at a time."""
-    queue, gate = EdgeQueue("test"), asyncio.Event()
+    gate = asyncio.Event()
     calls: list[list[str]] = []
 
-    async def handle(items: list[str]) -> None:
-        calls.append(items)
+    def items(*names: str) -> list[StreamChunk]:
+        return [StreamChunk(name[0], "source", 0, name) for name in names]
+
+    async def handle(chunks: Sequence[StreamChunk]) -> None:
+        calls.append([chunk.data for chunk in chunks])
         await gate.wait()
 
     async def end(item: str) -> None:
         calls.append([item])
 
-    queue.put_together(handle, [("a", "a0")])
+    queue.put_together(handle, items("a0"))
     await asyncio.sleep(0)
-    queue.put_together(handle, [("a", "a1"), ("a", "a2"), ("b", "b1")])
+    queue.put_together(handle, items("a1", "a2", "b1"))
     queue.put("b", end, "the end of b")
-    queue.put_together(handle, [("a", "a3"), ("b", "too late")])
+    queue.put_together(handle, items("a3", "b: too late"))
     assert len(queue) == 6
     gate.set()
     await queue.drain()
     # b's end takes its turn, after which b's last item is no longer behind it.
-    assert calls == [["a0"], ["a1", "b1", "a2"], ["the end of b"], ["a3", "too late"]]
-    await queue.close()
+    assert calls == [["a0"], ["a1", "b1", "a2"], ["the end of b"], ["a3", "b: too late"]]

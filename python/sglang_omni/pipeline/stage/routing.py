@@ -97,20 +97,21 @@ class Routing:
         Raises:
             ValueError: The target is not one of the stage's stream targets.
         """
+        source, request_id = self._wiring.instance, out.request_id
         names: Sequence[str] = self._wiring.stream_targets
-        if out.target is None:
-            names = names or [COORDINATOR]
-        elif out.target == COORDINATOR or out.target in names:
+        if out.target == COORDINATOR or not (out.target or names):  # as most are
+            count = sent.get(COORDINATOR, 0)
+            chunk = StreamChunk(request_id, source, count, out.data, out.metadata, replicas)
+            return [(COORDINATOR, chunk)]
+        if out.target is not None:
+            if out.target not in names:
+                raise ValueError(
+                    f"stream target {out.target!r} is outside the static topology: stream_to is {list(names)}"
+                )
             names = [out.target]
-        else:
-            raise ValueError(
-                f"stream target {out.target!r} is outside the static topology: stream_to is {list(names)}"
-            )
         targets = _instances(names, replicas)
         own = self._wiring.same_process_targets
-        others = [(t, out.data) for t in targets if t != COORDINATOR and t not in own]
-        shared = self._shared(others) if others else {}
-        source, request_id = self._wiring.instance, out.request_id
+        shared = self._shared([(t, out.data) for t in targets if t != COORDINATOR and t not in own])
         chunks = []
         for target in targets:
             fan_out = shared.get(target)

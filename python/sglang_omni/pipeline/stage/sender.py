@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sglang_omni.compat.control_plane import StageLink
@@ -197,11 +197,9 @@ class ItemSender:
     def _put_chunks(self) -> None:
         if self._chunks:
             chunks, self._chunks = self._chunks, []
-            self._coordinator.queue.put_together(
-                self._send_chunks, [(chunk.request_id, chunk) for chunk in chunks]
-            )
+            self._coordinator.queue.put_together(self._send_chunks, chunks)
 
-    async def _send_chunks(self, chunks: list[StreamChunk]) -> None:
+    async def _send_chunks(self, chunks: Sequence[StreamChunk]) -> None:
         """Sends chunks for several callers, in their turn."""
         chunks = [chunk for chunk in chunks if not self._requests.is_dropped(chunk.request_id)]
         if len(chunks) > 1:

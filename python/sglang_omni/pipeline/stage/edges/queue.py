@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
+from sglang_omni.pipeline.stage.edges.edge import Item
 from sglang_omni.versions.asyncio import Begun, begin
 
 logger = logging.getLogger(__name__)
@@ -18,14 +19,14 @@ _LOST = "%s: a message was lost (request %s)"
 
 Job = Callable[..., Coroutine[Any, Any, None]]
 # Does for several requests, in one call, what each has put into the queue for it.
-JointJob = Callable[[list[Any]], Coroutine[Any, Any, None]]
+JointJob = Callable[[Sequence[Any]], Coroutine[Any, Any, None]]
 
 
 class _Share(NamedTuple):
     """One request's share of a joint job."""
 
     job: JointJob
-    item: Any
+    item: Item
 
 
 class EdgeQueue:
@@ -82,7 +83,7 @@ class EdgeQueue:
         self._add(request_id, (job, args))
         self._go_on()
 
-    def put_together(self, job: JointJob, items: Sequence[tuple[str, Any]]) -> None:
+    def put_together(self, job: JointJob, items: Sequence[Item]) -> None:
         """Adds items of several requests, of which ``job([item, ...])`` handles many in one call.
 
         Each item keeps its place among the jobs of its request. Otherwise as ``put``.
@@ -90,10 +91,10 @@ class EdgeQueue:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
         elif self._is_waiting() and asyncio.current_task() is None:
-            self._begin(items[0][0], job([item for _, item in items]))
+            self._begin(items[0].request_id, job(items))
             return
-        for request_id, item in items:
-            self._add(request_id, _Share(job, item))
+        for item in items:
+            self._add(item.request_id, _Share(job, item))
         self._go_on()
 
     async def drain(self) -> None:
