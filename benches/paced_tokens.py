@@ -26,6 +26,7 @@ class PacedTokens:
         self._step_s = step_s
         self._running: dict[str, int] = {}
         self._stopped = threading.Event()
+        # An older version, to compare with, has no such method.
         self._together = getattr(self.outbox, "together", nullcontext)
 
     def start(self) -> None:
@@ -55,7 +56,6 @@ class PacedTokens:
             if done + 1 == self._tokens:
                 del self._running[request_id]
                 whole = {"modality": "text", "text": " word" * self._tokens, "finish_reason": "stop"}
-                whole |= {"prompt_tokens": 8, "completion_tokens": self._tokens}
                 self.outbox.put(OutgoingMessage(request_id, "result", whole))
 
     def stop(self) -> None:

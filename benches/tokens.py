@@ -4,7 +4,7 @@
 request a token a step, at a fixed pace. The client reads bytes and parses none of them. CPU time is that of
 the threads, from the kernel, so that a busy machine changes it less than a time on the clock.
 
-python benches/tokens.py [--streams 1 64] [--steps-s 0.002 0.01] [--tokens 512] [--rounds 3]
+python benches/tokens.py [--streams 1 64] [--step-s 0.01] [--python OLD/bin/python NEW/bin/python]
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 server.close()
     print("| environment | streams | API, us a token | stage's loop, us | events a token | tokens/s |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for (python, streams), figures in taken.items():
-        api, loop, events, rate = (statistics.median(column) for column in zip(*figures, strict=True))
+    for (python, streams), windows in taken.items():
+        api, loop, events, rate = (statistics.median(column) for column in zip(*windows, strict=True))
         print(f"| {python} | {streams} | {api:.1f} | {loop:.1f} | {events:.2f} | {rate:,.0f} |")
     progress(f"load {conditions()['load']}")
     return 0
