@@ -121,7 +121,7 @@ def walks(sent: list[tuple[int, int]], calls: dict[str, list[Call]]) -> list[Wal
     found = [
         Walk("a chat request, from the route to the first scheduler", 41, []),
         Walk("a payload, from one scheduler to the next", 14, []),
-        Walk("a chunk of sound, from the vocoder to the client", 29, []),
+        Walk("a chunk of sound, from the vocoder to the client", 28, []),
     ]
     for began, heard in sent:
         accepted = first(calls["read"], began, "Inbox.put")
@@ -133,10 +133,18 @@ def walks(sent: list[tuple[int, int]], calls: dict[str, list[Call]]) -> list[Wal
             (found[1], emitted, taken, ("read", "answer")),
             (found[2], chunk, heard, ("answer", "server")),
         ):
-            walk.parts.append(
-                {name: [call for call in calls[name] if start <= call.at <= end] for name in processes}
-            )
+            walk.parts.append({name: between(calls[name], start, end) for name in processes})
     return found
+
+
+def between(calls: list[Call], start: int, end: int) -> list[Call]:
+    """A process's calls in this time, without what a scheduler goes on with once it has emitted."""
+    emitters = {call.thread for call in calls if call.at == start and is_put(call, "Outbox.put")}
+    return [
+        call
+        for call in calls
+        if start <= call.at <= end and (call.at == start or call.thread not in emitters)
+    ]
 
 
 def first(calls: list[Call], after: int, function: str) -> int:

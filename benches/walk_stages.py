@@ -26,11 +26,13 @@ class Call(NamedTuple):
         at: Nanoseconds of the clock that all processes share.
         file: Of the package, such as ``scheduling/queues.py``.
         function: Its qualified name.
+        thread: That it runs in.
     """
 
     at: int
     file: str
     function: str
+    thread: int
 
 
 calls: list[Call] = []
@@ -44,7 +46,8 @@ def record() -> None:
 
 def _take(frame: FrameType, event: str, arg: Any) -> None:
     if event == "call" and (code := frame.f_code).co_filename.startswith(PACKAGE):
-        calls.append(Call(time.monotonic_ns(), code.co_filename.removeprefix(PACKAGE), code.co_qualname))
+        file = code.co_filename.removeprefix(PACKAGE)
+        calls.append(Call(time.monotonic_ns(), file, code.co_qualname, threading.get_ident()))
 
 
 def load_read(folder: str) -> Callable[[Any], Any]:
@@ -69,6 +72,8 @@ def load_answer(folder: str) -> Callable[[Any], Iterator[Any]]:
         for _ in range(3):
             time.sleep(PAUSE_S)
             yield {"modality": "audio", "audio_data": sound, "sample_rate": SAMPLE_RATE}
+        # The result is none of a chunk's walk.
+        time.sleep(PAUSE_S)
 
     return answer
 

@@ -262,6 +262,10 @@ UNREADABLE = {
     "garbage": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
     "two lengths": b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
     "no host": b"GET /echo HTTP/1.1\r\n\r\n",
+    "two hosts": b"GET /echo HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",
+    "a length and chunks": HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a space after a name": b"GET /echo HTTP/1.1\r\nhost : a\r\n\r\n",
+    "a head without an end": b"GET /echo HTTP/1.1\r\nhost: a\r\nx: " + b"x" * 70_000,
     "a chunk without a length": HEAD.replace(b"content-length: 10", b"transfer-encoding: chunked")
     + b"\r\nzz\r\n",
 }

@@ -107,7 +107,9 @@ class GenerateChunk(AnswerFields):
 
 
 class TextJoiner:
-    """Joins parts that bring text alone, in order: those that came together, and too few tokens to be sent.
+    """Joins parts with tokens alone, in order: those that came together, and too few tokens to be sent.
+
+    Text without tokens is of a pipeline's own making, and each piece of it stays a part.
 
     Args:
         interval: The fewest tokens of a part; the first one is not held back.
@@ -120,7 +122,11 @@ class TextJoiner:
 
     def add(self, part: GenerateChunk) -> None:
         last = self._parts[-1] if self._parts else None
-        if last is None or not (last.is_plain and part.is_plain and last.stage_name == part.stage_name):
+        if (
+            last is None
+            or not (last.token_ids and last.is_plain and part.token_ids and part.is_plain)
+            or last.stage_name != part.stage_name
+        ):
             self._parts.append(part)
             return
         last.text += part.text
@@ -132,7 +138,7 @@ class TextJoiner:
         parts, self._parts = self._parts, []
         if parts and self._interval > 1:
             last = parts[-1]
-            is_short = last.is_plain and len(last.token_ids) < self._interval
+            is_short = last.is_plain and 0 < len(last.token_ids) < self._interval
             if is_short and not (all_of_them or self._is_first):
                 self._parts.append(parts.pop())
             self._is_first = False

@@ -159,16 +159,24 @@ async def test_text_that_came_at_once_is_one_part_and_nothing_of_it_is_lost():
                 text("a", token_ids=[1], logprobs=LOGPROBS[:1]),
                 text("b", token_ids=[2], logprobs=LOGPROBS[1:]),
             ],
-            [text("c"), spoken, text("d"), text("e", finish_reason="length"), text("f", reasoning="because")],
-            done({"text": "abcdefg"}),
+            [
+                text("c"),
+                spoken,
+                text("d", token_ids=[4]),
+                text("e", token_ids=[5], finish_reason="length"),
+                text("f", reasoning="because"),
+            ],
+            # A pipeline's own text stays as it came.
+            [text("g"), text("h")],
+            done({"text": "abcdefghi"}),
         )
     )
     parts = [part async for part in client.generate(GenerateRequest(prompt="p"))]
-    assert [part.text for part in parts] == ["ab", "c", "", "de", "f", "abcdefg"]
+    assert [part.text for part in parts] == ["ab", "c", "", "de", "f", "g", "h", "abcdefghi"]
     assert [part.token_ids for part in parts[:2]] == [[1, 2], []]
     assert [token.token_id for token in parts[0].logprobs] == [1, 2]
-    assert [part.modality for part in parts] == ["text", "text", "audio", "text", "text", "text"]
-    assert [part.finish_reason for part in parts] == [None] * 5 + ["length"]
+    assert [part.modality for part in parts] == ["text", "text", "audio", *["text"] * 5]
+    assert [part.finish_reason for part in parts] == [None] * 7 + ["length"]
 
 
 LOGPROBS = [{"token": "a", "token_id": 1, "logprob": -0.5}, {"token": "b", "token_id": 2, "logprob": -1.0}]

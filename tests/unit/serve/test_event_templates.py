@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_omni.serve.front.streaming import EventTemplate, event, to_json
 
 # With what ends a line for some clients, and what JSON escapes.
-TEXTS = st.text(st.characters() | st.sampled_from('\x85\u2028\u2029"\\\n\0é漢'))
+TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from('\x85\u2028\u2029"\\\n\0é漢'))
 
 
 def fields(delta: Any, logprobs: Any, model: str) -> dict[str, Any]:

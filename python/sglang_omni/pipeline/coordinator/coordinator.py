@@ -211,7 +211,7 @@ class Coordinator:
         tracked = self._track(request_id, request, streams=True)
         try:
             await self._send_in(tracked, request)
-            while tracked.chunks or not tracked.state.is_final:
+            while tracked.chunks or not tracked.outcome.done():
                 await tracked.changed.wait()
                 tracked.changed.clear()
                 batch, tracked.chunks = tracked.chunks, []

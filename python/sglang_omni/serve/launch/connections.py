@@ -33,6 +33,8 @@ _MOST_DESCRIPTORS = 65_536
 _FEWEST_CONNECTIONS = 16
 # A younger connection may be about to send its request.
 _YOUNG_S = 0.5
+# Bytes of a request's head.
+_LONGEST_HEAD = 65_536
 _UNREADABLE = "the request is not valid HTTP/1.1"  # as the router says it
 
 
@@ -204,6 +206,9 @@ class Connection(HttpToolsProtocol):
         self.silent_since = 0.0
         self.open_requests = 0
         self.is_idle = False
+        # Bytes of a head that is not complete.
+        self.head_size = 0
+        self.in_head = False
         self.written = 0
         self.caught_up = asyncio.Event()
         self.caught_up.set()
@@ -224,6 +229,22 @@ class Connection(HttpToolsProtocol):
             self.is_idle = False
             self.tracked_by.begins_head(self)
         super().data_received(data)
+        if self.in_head:
+            self.head_size += len(data)
+            if self.head_size > _LONGEST_HEAD:
+                self.in_head = False
+                self.send_400_response(_UNREADABLE)
+
+    def on_message_begin(self) -> None:
+        self.in_head, self.head_size = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            raise ValueError("a request has one host")  # by RFC 9112, which the parser leaves to us
+        super().on_headers_complete()
 
     def pause_writing(self) -> None:
         """The client is behind. uvicorn would have the request wait for it."""
