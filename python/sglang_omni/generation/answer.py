@@ -130,8 +130,9 @@ class TextJoiner:
             self._parts.append(part)
             return
         last.text += part.text
-        last.token_ids += part.token_ids
-        last.logprobs += part.logprobs
+        # Not in place: the lists may be those of a stage in this process.
+        last.token_ids = last.token_ids + part.token_ids
+        last.logprobs = last.logprobs + part.logprobs
 
     def take(self, *, all_of_them: bool) -> list[GenerateChunk]:
         """The parts that are ready."""

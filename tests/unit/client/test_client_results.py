@@ -153,6 +153,7 @@ class Behind(Coordinator):
 
 async def test_text_that_came_at_once_is_one_part_and_nothing_of_it_is_lost():
     spoken = StreamMessage("r", "talker", {"audio_data": np.zeros(3, np.float32), "sample_rate": 8000})
+    own = [4]
     client = Client(
         Behind(
             [
@@ -162,7 +163,7 @@ async def test_text_that_came_at_once_is_one_part_and_nothing_of_it_is_lost():
             [
                 text("c"),
                 spoken,
-                text("d", token_ids=[4]),
+                text("d", token_ids=own),
                 text("e", token_ids=[5], finish_reason="length"),
                 text("f", reasoning="because"),
             ],
@@ -175,6 +176,7 @@ async def test_text_that_came_at_once_is_one_part_and_nothing_of_it_is_lost():
     assert [part.text for part in parts] == ["ab", "c", "", "de", "f", "g", "h", "abcdefghi"]
     assert [part.token_ids for part in parts[:2]] == [[1, 2], []]
     assert [token.token_id for token in parts[0].logprobs] == [1, 2]
+    assert own == [4]
     assert [part.modality for part in parts] == ["text", "text", "audio", *["text"] * 5]
     assert [part.finish_reason for part in parts] == [None] * 7 + ["length"]
 
