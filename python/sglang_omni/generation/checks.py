@@ -78,17 +78,15 @@ def check_fields(data: Any, *, stage: str | None) -> None:
     Raises:
         ClientError: A field has a value that it cannot have.
     """
-    if not (isinstance(data, (dict, Mapping))):
+    if not isinstance(data, (dict, Mapping)):
         return
     for name, value in data.items():
         if value is None:
             continue
         if (expected := _FIELDS.get(name)) is not None:
             kinds, description = expected
-            if not isinstance(value, kinds):
+            if not isinstance(value, kinds) or (name in _LISTED and not _is_listed(value, _LISTED[name])):
                 raise _wrong(stage, name, value, description)
-        if name in _LISTED and not _is_listed(value, _LISTED[name]):
-            raise _wrong(stage, name, value, _FIELDS[name][1])
         if name == "sample_rate" and value <= 0:
             raise _wrong(stage, "sample_rate", value, "an int above 0, in Hz")
         if name in _SOUND:

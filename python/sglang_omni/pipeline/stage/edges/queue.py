@@ -75,9 +75,7 @@ class EdgeQueue:
 
     def put(self, request_id: str, job: Job, *args: Any) -> None:
         """Adds ``job(*args)``, which must report its own failure. May run it; see the class."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
-        elif self._is_waiting() and asyncio.current_task() is None:
+        if self._may_begin():
             self._begin(request_id, job(*args))
             return
         self._add(request_id, (job, args))
@@ -88,9 +86,7 @@ class EdgeQueue:
 
         Each item keeps its place among the jobs of its request. Otherwise as ``put``.
         """
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
-        elif self._is_waiting() and asyncio.current_task() is None:
+        if self._may_begin():
             self._begin(items[0].request_id, job(items))
             return
         for item in items:
@@ -119,6 +115,13 @@ class EdgeQueue:
             jobs = self._jobs[request_id] = deque()
         jobs.append(job)
         self._queued += 1
+
+    def _may_begin(self) -> bool:
+        """True if a job may run inside ``put``. Makes the task if there is none yet."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
+            return False
+        return self._is_waiting() and asyncio.current_task() is None
 
     def _is_waiting(self) -> bool:
         return self._wake is not None and not self._wake.done()
