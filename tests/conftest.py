@@ -62,7 +62,7 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture
 def held_port() -> Iterator[int]:
-    """A port that no other program gets, at which nobody listens until the test has somebody do it."""
+    """A port that is reserved for the test. Nobody listens there before the test starts a listener."""
     with bind("127.0.0.1") as held:
         yield held.getsockname()[1]
 

@@ -188,7 +188,7 @@ async def test_a_host_that_is_reported_that_a_run_is_over_joins_the_next(
 
 
 def is_free(port: int) -> bool:
-    """True if nobody listens there; like the coordinator it minds no old connections."""
+    """True if nobody listens there. Old connections do not count, as for the coordinator."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -76,7 +76,7 @@ class EngineRequest(BaseRequest):
         adapter: The LoRA adapter that computes it, by name; None for the bare model.
         grammar: What the output must match, if ``sampling`` names a grammar; it takes each output token.
         repetition: If set, how tokens that repeat recent ones are drawn again.
-        ends: Asked after each token whether the sequence ends with it, for models whose end no token marks.
+        ends: Returns True, after a token, if the sequence ends with it; for models whose end no token marks.
         demands: What the sampler does for this request alone; None for most requests.
         prompt_scores: Set if the prompt's log-probabilities are wanted.
         cached_tokens: Prompt tokens found in the cache when the request first ran.

@@ -154,8 +154,8 @@ impl HealthChecks {
     }
 }
 
-/// Asks on a new connection each time: the check is whether the worker takes one. That waits for a request then, unless
-/// another one does.
+/// Opens a new connection each time, since a healthy worker takes one. Afterwards the connection is kept for a request,
+/// unless another one is kept already.
 async fn probe(worker: &Worker, pool: &Rc<Pool>, headers: &HeaderMap) -> io::Result<Response<()>> {
     let mut upstream = Upstream::open(&worker.endpoint, &pool.trust, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")

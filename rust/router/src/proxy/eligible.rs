@@ -15,7 +15,7 @@ use crate::fleet::worker::Worker;
 pub struct Eligible {
     /// Positions in the fleet.
     positions: Vec<usize>,
-    /// What the policy is told of each, and where its load is counted.
+    /// For each: what the policy knows of it, and where its load is counted.
     candidates: Vec<Candidate>,
     loads: Vec<&'static AtomicU32>,
     /// The fleet's list and the changes so far, if a request that every worker may take would find the same ones.

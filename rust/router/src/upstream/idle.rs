@@ -232,7 +232,7 @@ mod tests {
         assert!(streams.is_trusted(4 * SECOND) && !streams.is_trusted(4 * SECOND + 1));
         streams.sweep(NOW, longest);
         assert!(streams.is_trusted(16 * SECOND) && !streams.is_trusted(16 * SECOND + 1));
-        // The oldest stays, to show whether the worker keeps it longer; the other is of no use.
+        // The oldest stays: it will show if the worker keeps connections for longer. The other cannot be reused.
         assert_eq!(streams.streams().len(), 1);
         streams.sweep(NOW, 20 * SECOND);
         assert!(streams.streams().is_empty());
