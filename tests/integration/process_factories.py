@@ -45,6 +45,26 @@ def trace(name: str, folder: str = "") -> Callable[[StagePayload], dict]:
     return run
 
 
+def describe_process() -> Callable[[StagePayload], list]:
+    """Adds what it finds its process to be; ``imported_by`` is the process that imported a certain module."""
+
+    def run(payload: StagePayload) -> list:
+        import imported_once
+        import numpy as np
+
+        mine = {
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "imported_by": imported_once.PID,
+            "environment": dict(os.environ),
+            "drawn": float(np.random.random()),
+            "files": len(os.listdir("/proc/self/fd")),
+        }
+        return [*(payload.data if isinstance(payload.data, list) else []), mine]
+
+    return run
+
+
 def forking(folder: str) -> Callable[[StagePayload], int]:
     """Its process id. If the request says so, it forks a child, which lives until ``grown`` is there."""
 

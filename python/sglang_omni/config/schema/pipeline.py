@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -80,7 +80,11 @@ class PipelineConfig(StrictModel):
         terminal_stages_fn: ``(request)`` -> the terminal stages that answer it, or None for all.
         serves: What the pipeline does for the server's callers.
         config_cls: The class of this config, by which a saved one is loaded. Filled in by itself.
+        preload: Modules that the stages' processes on one host are forked with, so that they are imported
+            once. They may neither start threads nor use a GPU when they are imported.
     """
+
+    preload: ClassVar[tuple[str, ...]] = ()
 
     model_path: str = ""
     stages: list[StageConfig]

@@ -79,6 +79,7 @@ class SpeechPipelineConfig(PipelineConfig):
     output_modalities: ClassVar[tuple[str, ...]] = ("audio",)
     terminal_modalities: ClassVar[dict[str, str]] = {"code2wav": "audio"}
     models: ClassVar[tuple[str, ...]] = ("reference", "speak", "code2wav")
+    preload: ClassVar[tuple[str, ...]] = ("torch", "sglang_omni.engines.build")
 
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle threads must sleep instead of spinning.

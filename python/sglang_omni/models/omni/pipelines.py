@@ -33,6 +33,11 @@ _STORED = (
 )
 
 
+def modules_of_stages(package: str) -> tuple[str, ...]:
+    """What most of the stages' processes import, for ``preload``; ``package`` as of ``thinker_stages``."""
+    return ("torch", f"{package}.family", f"{package}.components.reference", "sglang_omni.engines.build")
+
+
 def thinker_stages(package: str) -> list[StageConfig]:
     """Media and text in, text out. Each kind of model has its own process; the other stages share one.
 

@@ -23,6 +23,7 @@ class Qwen25OmniThinkerPipelineConfig(pipelines.MediaPipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
     package = _PACKAGE
+    preload = pipelines.modules_of_stages(_PACKAGE)
     checkpoint_class = Qwen25OmniCheckpoint
     request_params = REQUEST_PARAMS
 

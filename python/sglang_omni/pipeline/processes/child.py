@@ -1,4 +1,4 @@
-"""The life of a pipeline's process. Of this room, this file alone runs in the child."""
+"""The life of a pipeline's process, which runs nothing else of this room but how it was forked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def main(source: BinaryIO, report_fd: int) -> None:
 
     Args:
         source: Holds pickles of what ``multiprocessing.spawn.prepare`` needs for ``__main__``, and of a
-            ``ProcessSpec``.
+            pickled ``ProcessSpec``.
         report_fd: Takes JSON lines without blocking: the reports of ``run_stages``, and
             ``{"failure": traceback}``.
     """
@@ -57,7 +57,7 @@ def main(source: BinaryIO, report_fd: int) -> None:
     try:
         with source:
             spawn.prepare(pickle.load(source))
-            spec: ProcessSpec = pickle.load(source)
+            spec: ProcessSpec = pickle.loads(pickle.load(source))
         if not end_with_parent(spec.parent_pid, signal.SIGKILL):
             os._exit(1)
         multiprocessing.current_process().name = spec.process_name

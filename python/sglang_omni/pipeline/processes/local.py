@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 
 from sglang_omni.config.plan.pipeline import PipelinePlan
 from sglang_omni.gpus import visible_devices
@@ -13,14 +15,17 @@ from sglang_omni.pipeline.processes.environment import (
     refuse_missing_gpus,
     with_port,
 )
+from sglang_omni.pipeline.processes.fork_server import ForkServer, ForkServerLost
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.mps import MpsDaemon, MpsMode, start_mps
 from sglang_omni.pipeline.processes.process import ChildProcess
 from sglang_omni.pipeline.specs import ProcessSpec
 
+logger = logging.getLogger(__name__)
+
 
 class LocalLauncher:
-    """Starts processes as children of this one.
+    """Starts processes as children of this one: new ones, or forked where several need the same modules.
 
     Args:
         mps: True if those on GPUs use CUDA's Multi-Process Service: ``"auto"`` if some share a GPU and it can
@@ -32,13 +37,14 @@ class LocalLauncher:
     def __init__(self, mps: MpsMode = "auto") -> None:
         self._mps_mode = mps
         self._mps: MpsDaemon | None = None
+        self._fork_server: ForkServer | None = None
 
     def place(self, plan: PipelinePlan) -> PipelinePlan:
         """The plan as it is: a stage without a ``node`` runs here."""
         return plan
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
-        """Start the MPS daemon, if there is to be one.
+        """Start the MPS daemon and the fork server, if there are to be any.
 
         Raises:
             RuntimeError: One of them belongs on another host, or MPS must be used and cannot be.
@@ -52,6 +58,7 @@ class LocalLauncher:
             )
         refuse_missing_gpus(specs, len(visible_devices()))
         self._mps = await start_mps(self._mps_mode, specs)
+        await self._start_fork_server([spec for spec in specs if spec.starts_at_once])
 
     async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
         """Return at once: this host is there."""
@@ -64,7 +71,7 @@ class LocalLauncher:
         processes: list[LaunchedProcess] = []
         try:
             for spec, environment in zip(ranks, self.environments(ranks), strict=True):
-                processes.append(ChildProcess(spec.process_name, spec, environment))
+                processes.append(self._start_process(spec, environment))
         except BaseException:
             for process in processes:
                 process.kill()
@@ -92,7 +99,34 @@ class LocalLauncher:
         """Nothing: processes that have ended hold nothing."""
 
     async def close(self) -> None:
-        """End the MPS daemon."""
+        """End the fork server and the MPS daemon."""
+        server, self._fork_server = self._fork_server, None
+        if server is not None:
+            server.close()
         mps, self._mps = self._mps, None
         if mps is not None:
             await mps.close()
+
+    async def _start_fork_server(self, specs: Sequence[ProcessSpec]) -> None:
+        modules = {name: None for spec in specs for name in spec.config.preload}
+        # A forked process ends with this one's main thread, and should end with the thread that starts it.
+        if len(specs) < 2 or not modules or threading.current_thread() is not threading.main_thread():
+            return
+        # What differs between the processes, their GPUs, is read when a GPU is first used.
+        self._fork_server = ForkServer(list(modules), specs[0].config.env_defaults | dict(os.environ))
+        if why_not := await self._fork_server.ready():
+            self._leave_fork_server(why_not)
+
+    def _start_process(self, spec: ProcessSpec, environment: Mapping[str, str]) -> ChildProcess:
+        if self._fork_server is not None:
+            try:
+                return ChildProcess(spec.process_name, spec, environment, self._fork_server.fork)
+            except ForkServerLost as exc:
+                self._leave_fork_server(str(exc))
+        return ChildProcess(spec.process_name, spec, environment)
+
+    def _leave_fork_server(self, why: str) -> None:
+        logger.warning("Each stage's process imports its modules itself, as none can be forked: %s", why)
+        if self._fork_server is not None:
+            self._fork_server.close()
+            self._fork_server = None

@@ -1,8 +1,8 @@
 """One process of a pipeline as its parent sees it: started, ready, ended. Its own side is ``child.py``.
 
-It is started by ``subprocess`` and not by ``multiprocessing``: it has an environment of its own, instead of
-the parent's patched for a moment; no helper process appears beside it; and a parent that exits in any way
-does not wait for it. Like a child of ``multiprocessing`` it has the parent's ``sys.path`` and ``__main__``.
+It is started by ``subprocess`` or a ``ForkServer``, and not by ``multiprocessing``: it has an environment of
+its own, instead of the parent's patched for a moment, and a parent that exits in any way does not wait for
+it. Like a child of ``multiprocessing`` it has the parent's ``sys.path`` and ``__main__``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from multiprocessing import spawn
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from sglang_omni.pipeline.processes.fork_server import ForkedProcess, memory_file, start_python
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
 from sglang_omni.supervision.exits import STACKS_S, describe_exit
 
@@ -34,6 +35,9 @@ _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "w
 
 # Set in a pipeline's process.
 inside_child = False
+
+# Starts a process that runs ``child.main``, given its whole environment and that function's two descriptors.
+StartProcess = Callable[[Mapping[str, str], int, int], "subprocess.Popen[bytes] | ForkedProcess"]
 
 
 def refuse_inside_child() -> None:
@@ -124,13 +128,16 @@ class ChildProcess(ReportingProcess):
     thread must live as long as the pipeline.
     """
 
-    def __init__(self, name: str, spec: object, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, spec: object, environment: Mapping[str, str], start: StartProcess | None = None
+    ) -> None:
         """Start the process.
 
         Args:
             name: The name used in errors.
             spec: What ``child.main`` receives; anything picklable.
             environment: The child's whole environment.
+            start: How it is started; None: as a new Python.
 
         Raises:
             ValueError: ``spec`` cannot be pickled.
@@ -140,12 +147,11 @@ class ChildProcess(ReportingProcess):
         loop = self._loop = asyncio.get_running_loop()
         self._unread = b""
         with ExitStack() as kept, ExitStack() as passed_on:
-            spec_fd = _spec_file(name, spec)
-            passed_on.callback(os.close, spec_fd)
+            spec_fd = passed_on.enter_context(_spec_file(name, spec)).fileno()
             self._report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             kept.callback(os.close, self._report_fd)
             passed_on.callback(os.close, child_report_fd)
-            self._process = _start(environment, spec_fd, child_report_fd)
+            self._process = (start or _start)(environment, spec_fd, child_report_fd)
             kept.callback(_end, self._process)
             self._pidfd = os.pidfd_open(self._process.pid)
             kept.pop_all()
@@ -212,7 +218,7 @@ class ChildProcess(ReportingProcess):
         fail_ready(self.ready, ended_early(self.name, exit_text, self.failure))
 
 
-def _spec_file(name: str, spec: object) -> int:
+def _spec_file(name: str, spec: object) -> AbstractContextManager[IO[bytes]]:
     """A memory file with all the child reads, so that no write to a slow child can block the loop."""
     try:
         pickled = pickle.dumps(spec)
@@ -228,35 +234,15 @@ def _spec_file(name: str, spec: object) -> int:
     main = {
         key: preparation[key] for key in ("init_main_from_name", "init_main_from_path") if key in preparation
     }
-    fd = os.memfd_create("sglang-omni-spec", os.MFD_CLOEXEC)
-    with ExitStack() as failed:
-        failed.callback(os.close, fd)
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            # Separate pickles: each needs what the one before it has set up.
-            pickle.dump(sys.path, file)
-            pickle.dump(main, file)
-            file.write(pickled)
-        os.lseek(fd, 0, os.SEEK_SET)
-        failed.pop_all()
-    return fd
+    return memory_file(sys.path, main, pickled)
 
 
 def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subprocess.Popen[bytes]:
-    # A terminal's Ctrl-C reaches the whole process group, but only the parent shuts processes down. A
-    # blocked signal stays blocked across exec until the child can ignore it.
-    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return subprocess.Popen(
-            [spawn.get_executable(), "-c", _BOOTSTRAP.format(spec=spec_fd, report=report_fd)],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            pass_fds=(spec_fd, report_fd),
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+    code = _BOOTSTRAP.format(spec=spec_fd, report=report_fd)
+    return start_python(code, environment, (spec_fd, report_fd))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
     """End a process that cannot be watched."""
     process.kill()
     process.wait()
