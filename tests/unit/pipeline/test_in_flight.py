@@ -102,7 +102,9 @@ def test_only_tracked_requests_are_counted() -> None:
     assert counters.held_by(["a"]) == []
 
 
-async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_settle() -> None:
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_settle(ends: bool) -> None:
+    """Its sender holds the request until the stream has ended, or its receiver needs no more of it."""
     counters = InFlightCounts()
     counters.track("r")
     counters.add("r", "up", 2)
@@ -112,7 +114,11 @@ async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_set
         assert table.receive_stream("r", "up") is not None
     table._progress.flush()
     assert counters.add("r", "s", 0) == 2
-    assert counters.add("r", "up", 0) == 0
+    assert counters.add("r", "up", 0) == 1
+    if ends:
+        assert table.receive_stream("r", "up", ends=True) is not None
+        table._progress.flush()
+        assert counters.add("r", "up", 0) == 0
     counters.add("r", "s", 2)  # What "up" counted when it handed the payload and the stream on.
     table.finish("r")
     counters.add("r", "late", 1)  # Another stage's stream comes only now: counted by it, as above,

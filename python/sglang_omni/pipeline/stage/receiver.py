@@ -202,7 +202,8 @@ class ItemReceiver:
         request_id = item.request_id
         if self._requests.is_dropped(request_id):
             return
-        record = self._requests.receive_stream(request_id, item.source, item.replicas)
+        ends = type(item) is End
+        record = self._requests.receive_stream(request_id, item.source, item.replicas, ends=ends)
         if record is None:
             return
         if record.started or self._streams_may_start:

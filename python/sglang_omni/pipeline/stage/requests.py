@@ -63,6 +63,16 @@ class ProgressReporter:
             self._change(request_id, source, -1)
         self._schedule()
 
+    def stream_began(self, request_id: str) -> None:
+        """The first message of a stream of the request came."""
+        self.received(request_id, None)
+
+    def stream_ended(self, request_id: str, source: str) -> None:
+        """No more of the stream from ``source`` is needed. Until then that instance holds the request: it may
+        die with the rest unsent."""
+        self._change(request_id, source, -1)
+        self._schedule()
+
     def finished(
         self,
         request_id: str,
@@ -137,7 +147,8 @@ class RequestRecord:
         has_payload: A payload of it has come.
         started: The scheduler has it.
         running: Payloads the scheduler has and has not answered.
-        sources: The instances that stream to this one for it.
+        sources: The instances that stream to this one for it, or have.
+        unended: Those of them whose stream has not ended.
         held: Stream messages that wait until the scheduler has the payload.
         nbytes: Bytes that came through a relay for it and that the scheduler does not have yet.
         work: Seconds that the scheduler has worked on it, by its ``WorkClock``.
@@ -152,6 +163,7 @@ class RequestRecord:
     started: bool = False
     running: int = 0
     sources: set[str] = field(default_factory=set)
+    unended: set[str] = field(default_factory=set)
     held: list[IncomingMessage] = field(default_factory=list)
     nbytes: int = 0
     work: float = 0.0
@@ -227,8 +239,14 @@ class RequestTable:
         self._progress.received(request_id, source)
         return record
 
-    def receive_stream(self, request_id: str, source: str, replicas: Replicas = None) -> RequestRecord | None:
-        """Counts the first message of a stream. Returns None if the request is already finished here."""
+    def receive_stream(
+        self, request_id: str, source: str, replicas: Replicas = None, *, ends: bool = False
+    ) -> RequestRecord | None:
+        """Counts a stream by its first message and its end. None if the request is already finished here.
+
+        Args:
+            ends: True if the message is the stream's last.
+        """
         if request_id not in self.active and (counted := self._finished.get(request_id)) is not None:
             if source not in counted:
                 counted.add(source)
@@ -238,8 +256,12 @@ class RequestTable:
         record = self.open(request_id, replicas)
         if source not in record.sources:
             record.sources.add(source)
+            record.unended.add(source)
             record.times_received += 1
-            self._progress.received(request_id, source)
+            self._progress.stream_began(request_id)
+        if ends and source in record.unended:
+            record.unended.remove(source)
+            self._progress.stream_ended(request_id, source)
         return record
 
     def trace(self, request_id: str) -> StepTrace:
@@ -262,6 +284,8 @@ class RequestTable:
         """The request's last result is routed."""
         record = self.active.pop(request_id)
         trace = self.traces.pop(request_id, None)
+        for source in record.unended:
+            self._progress.stream_ended(request_id, source)
         self._finished[request_id] = record.sources
         if len(self._finished) > _REMEMBERED_IDS:
             self._finished.popitem(last=False)
