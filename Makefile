@@ -89,7 +89,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=benches:tests/soak:tests $(BIN)/mypy $(filter-out benches/peer_%,$(wildcard benches/*.py)) $(wildcard tests/soak/*.py tests/parity/*.py)
+	MYPYPATH=benches:tests/soak:tests $(BIN)/mypy $(filter-out benches/peer_%,$(wildcard benches/*.py)) $(wildcard tests/soak/*.py tests/parity/*.py tests/campaign/*.py)
 	$(BIN)/lint-imports
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -281,6 +281,11 @@ SOAK_MINUTES ?= 30
 .PHONY: soak-router
 soak-router: build ## half an hour of mixed traffic while replicas are killed, hung and revived (SOAK_MINUTES=5)
 	$(BIN)/python tests/soak/router_soak.py --minutes $(SOAK_MINUTES)
+
+SCHEDULES ?= 10000
+.PHONY: campaign
+campaign: build ## random requests and faults against coordinator and stages in virtual time; six minutes (SCHEDULES=2000)
+	PYTHONHASHSEED=0 $(BIN)/python tests/campaign/run.py --schedules $(SCHEDULES) $(CAMPAIGN)
 
 FUZZ_SECONDS ?= 600
 .PHONY: fuzz

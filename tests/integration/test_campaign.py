@@ -1,0 +1,86 @@
+"""The campaign in virtual time: it holds, it plays the same twice, and it finds what was broken before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from campaign import schedules
+from campaign.run import main
+
+from sglang_omni.pipeline.coordinator.coordinator import Coordinator
+from sglang_omni.pipeline.stage.input import AggregatedInput
+from sglang_omni.pipeline.stage.requests import RequestTable
+from sglang_omni.relay.put_ledger import PutLedger
+
+# Schedules of seed 1 that once failed. Each was played without the mend to see that it finds the fault.
+KEPT = {
+    273: "a stage was killed with the rest of a stream unsent that its receiver had begun to read",
+    1258: "the same, with parts inside messages",
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Killed stages log much."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("number", KEPT)
+def test_what_failed_once_holds(number: int) -> None:
+    assert schedules.play(schedules.drawn(1, number), 1, number).problems == []
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2_000, marks=pytest.mark.long)])
+def test_many_schedules_hold(count: int, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["--schedules", str(count), "--seed", "2"])
+    assert status == 0, capsys.readouterr().out
+
+
+def test_a_schedule_plays_the_same_twice() -> None:
+    for number in range(10):
+        events = schedules.drawn(3, number)
+        assert events == schedules.drawn(3, number)
+        first, second = schedules.play(events, 3, number), schedules.play(events, 3, number)
+        assert (first.trace, first.outcomes) == (second.trace, second.outcomes)
+
+
+def found(numbers: range) -> str:
+    """What is wrong with these schedules."""
+    problems = (schedules.play(schedules.drawn(1, number), 1, number).problems for number in numbers)
+    return "\n".join(each for of_one in problems for each in of_one)
+
+
+def test_finds_a_stream_whose_sender_counts_as_done_with_its_first_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it was before the campaign."""
+    receive = RequestTable.receive_stream
+
+    def by_first_message(self: RequestTable, *args: Any, ends: bool = False) -> Any:
+        return receive(self, *args, ends=True)
+
+    monkeypatch.setattr(RequestTable, "receive_stream", by_first_message)
+    assert "'late'" in found(range(273, 274))
+    assert "'late'" in found(range(1258, 1259))
+
+
+def test_finds_credit_that_is_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PutLedger, "revoke", lambda self, key: 0)
+    assert "has credit taken" in found(range(60))
+
+
+def test_finds_requests_of_a_dead_stage_that_nobody_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        Coordinator, "stage_down", lambda self, names, reason: self.replicas.mark_down(names, reason)
+    )
+    assert "'late'" in found(range(60))
+
+
+def test_finds_what_an_aborted_request_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AggregatedInput, "cancel", lambda self, request_id: None)
+    assert "waits for parts of" in found(range(60))
