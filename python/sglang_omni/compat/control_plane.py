@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from sglang_omni.proto import DataReadyBatchMessage
+
 if TYPE_CHECKING:
     from sglang_omni.proto import (
         AbortMessage,
@@ -98,6 +100,11 @@ class PolledControlPlane:
     async def send_stream_batch(self, message: StreamBatchMessage) -> None:
         for each in message.messages():
             await self._control_plane.send_stream(each)
+
+    async def send_to_stage(self, target: str, endpoint: str, message: Any) -> None:
+        each = message.messages() if isinstance(message, DataReadyBatchMessage) else [message]
+        for one in each:
+            await self._control_plane.send_to_stage(target, endpoint, one)
 
     async def _poll(self, handler: Callable[[Message], bool]) -> None:
         while True:

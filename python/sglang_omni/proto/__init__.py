@@ -11,6 +11,7 @@ from sglang_omni.proto.errors import (
 from sglang_omni.proto.messages import (
     AbortMessage,
     CompleteMessage,
+    DataReadyBatchMessage,
     DataReadyMessage,
     EndpointsMessage,
     FlushCacheMessage,
@@ -39,6 +40,7 @@ __all__ = [
     "TRACED",
     "AbortMessage",
     "CompleteMessage",
+    "DataReadyBatchMessage",
     "DataReadyMessage",
     "DuplicateRequest",
     "EndpointsMessage",

@@ -18,6 +18,7 @@ from sglang_omni.proto.request import OmniRequest, RequestState, StagePayload
 __all__ = [
     "AbortMessage",
     "CompleteMessage",
+    "DataReadyBatchMessage",
     "DataReadyMessage",
     "EndpointsMessage",
     "FlushCacheMessage",
@@ -163,6 +164,40 @@ class DataReadyMessage(_Message):
     error: str | None = None
     replicas: dict[str, int] | None = None
     trusted: bool = field(default=True, compare=False)
+
+
+@_message
+class DataReadyBatchMessage(_Message):
+    """Stage -> stage: what several DataReadyMessages of chunks would say, as of an engine's step.
+
+    The chunks travel inside of the message.
+
+    Attributes:
+        from_stage: The instance that sends.
+        to_stage: The instance that receives.
+        chunks: ``(request_id, shm_metadata, chunk_id, replicas)``, those of a request in order.
+        trusted: As in a DataReadyMessage.
+    """
+
+    type: ClassVar[str] = "data_ready_batch"
+
+    from_stage: str
+    to_stage: str
+    chunks: list[tuple[str, dict[str, Any], int, dict[str, int] | None]]
+    trusted: bool = field(default=True, compare=False)
+
+    def messages(self) -> Iterator[DataReadyMessage]:
+        """The same, one by one."""
+        for request_id, metadata, chunk_id, replicas in self.chunks:
+            yield DataReadyMessage(
+                request_id,
+                self.from_stage,
+                self.to_stage,
+                metadata,
+                chunk_id=chunk_id,
+                replicas=replicas,
+                trusted=self.trusted,
+            )
 
 
 @_message
@@ -338,6 +373,7 @@ class ProfilerStopMessage(_Message):
 Message = (
     SubmitMessage
     | DataReadyMessage
+    | DataReadyBatchMessage
     | CompleteMessage
     | StreamMessage
     | StreamBatchMessage

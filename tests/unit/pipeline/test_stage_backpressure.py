@@ -31,6 +31,8 @@ def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang_omni.pipeline.stage.receiver._INBOX_LOW", 5)
     monkeypatch.setattr("sglang_omni.pipeline.stage.sender._BACKLOG_HIGH", 50)
     monkeypatch.setattr("sglang_omni.pipeline.stage.sender._BACKLOG_LOW", 10)
+    # Each of many chunks.
+    monkeypatch.setattr("sglang_omni.pipeline.transport.ipc.sockets.QUEUED_MESSAGES", 10)
 
 
 def schedulers() -> Iterator[Any]:

@@ -12,6 +12,7 @@ import pytest
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
+    DataReadyBatchMessage,
     DataReadyMessage,
     EndpointsMessage,
     FlushCacheMessage,
@@ -47,6 +48,7 @@ MESSAGES: list[Any] = [
     DataReadyMessage("r1", "a", "b", None, is_done=True),
     DataReadyMessage("r1", "a", "b", {"slot": 0}, chunk_id=0, is_done=True, error="stream broke"),
     DataReadyMessage("r1", "a@r0", "b@r2", {"slot": 0}, replicas={"a": 0, "b": 2}),
+    DataReadyBatchMessage("a", "b", [("r1", {"slot": 0}, 0, None), ("r2", {}, 7, {"a": 0})]),
     CompleteMessage("r1", "a", True),
     CompleteMessage("r1", "a", True, result={"text": "hello", "usage": {"prompt_tokens": 1}}),
     CompleteMessage("r1", "a", False, error="stage 'a': ValueError: no", error_info=INFO),
@@ -135,7 +137,10 @@ def test_a_missing_field_is_named(message: Any, field: str) -> None:
 
 
 # The last is set by the receiver and not read from the wire.
-ANYTHING = {("submit", "data"), ("complete", "result"), ("stream", "chunk"), ("data_ready", "trusted")}
+ANYTHING = {
+    *(("submit", "data"), ("complete", "result"), ("stream", "chunk")),
+    *(("data_ready", "trusted"), ("data_ready_batch", "trusted")),
+}
 WRONG = {
     "str": [3, b"r", None],
     "int": ["1", 1.0, True],
@@ -199,8 +204,9 @@ def test_what_a_field_holds_is_checked_too(kind: str, field: str, value: Any) ->
 
 
 def test_what_is_received_cannot_declare_itself_trusted() -> None:
-    wire = DataReadyMessage("r", "a", "b", None).to_dict() | {"trusted": False}
-    assert parse_message(wire).trusted
+    for message in (DataReadyMessage("r", "a", "b", None), DataReadyBatchMessage("a", "b", [])):
+        received: Any = parse_message(message.to_dict() | {"trusted": False})
+        assert received.trusted
 
 
 @pytest.mark.parametrize("field", ["chunk_id", "error", "shm_metadata", "replicas"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Queue
 from typing import Any
@@ -24,7 +24,14 @@ from sglang_omni.pipeline.stage.failures import transfer_failure
 from sglang_omni.pipeline.stage.input import InputHandler
 from sglang_omni.pipeline.stage.requests import RequestTable
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
-from sglang_omni.proto import TRACED, DataReadyMessage, Message, StagePayload, SubmitMessage
+from sglang_omni.proto import (
+    TRACED,
+    DataReadyBatchMessage,
+    DataReadyMessage,
+    Message,
+    StagePayload,
+    SubmitMessage,
+)
 from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.queues import Inbox
@@ -90,15 +97,8 @@ class ItemReceiver:
     def take(self, message: Message) -> bool:
         """Takes a message of the control plane. Returns False to get no more until ``resume``."""
         try:
-            if isinstance(message, DataReadyMessage):
-                queue = self._queues.get(message.from_stage)
-                if queue is None:
-                    queue = self._open(message.from_stage)
-                if queue is not None:
-                    queue.put(message.request_id, self.read, message)
-                else:
-                    error = f"no edge leads from {message.from_stage!r} to {self._instance!r}"
-                    self._fail(message.request_id, error)
+            if isinstance(message, DataReadyMessage | DataReadyBatchMessage):
+                self._queue(message)
             elif isinstance(message, SubmitMessage):
                 self.accept(Payload(message.request_id, None, message.data, message.replicas))
             elif not self._control(message):
@@ -109,6 +109,20 @@ class ItemReceiver:
                 "Stage %s: a %s message of request %s was lost", self._instance, message.type, request_id
             )
         return not self._backpressure.pause_if_full()
+
+    def _queue(self, message: DataReadyMessage | DataReadyBatchMessage) -> None:
+        queue = self._queues.get(message.from_stage)
+        if queue is None:
+            queue = self._open(message.from_stage)
+        each = [message] if isinstance(message, DataReadyMessage) else list(message.messages())
+        if queue is None:
+            error = f"no edge leads from {message.from_stage!r} to {self._instance!r}"
+            for one in each:
+                self._fail(one.request_id, error)
+        elif len(each) == 1:
+            queue.put(each[0].request_id, self.read, each[0])
+        else:
+            queue.put_together(self._read_each, each)
 
     async def receive(self, item: Item) -> None:
         """Takes an item of a stage in this process. Waits while this stage is full."""
@@ -135,6 +149,10 @@ class ItemReceiver:
             self._fail(request_id, transfer_failure("relay read", exc))
             return
         self.accept(item)
+
+    async def _read_each(self, messages: Sequence[DataReadyMessage]) -> None:
+        for message in messages:
+            await self.read(message)
 
     def accept(self, item: Item) -> None:
         """Gives the scheduler what it may have now that ``item`` is here."""

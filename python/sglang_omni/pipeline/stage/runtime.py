@@ -31,6 +31,7 @@ from sglang_omni.pipeline.stage.stats import StatsReporter
 from sglang_omni.pipeline.stage.wiring import GetNextFn, GetStreamDoneTargetsFn, ProjectFn, Wiring
 from sglang_omni.pipeline.transport.control_plane import ControlPlaneClosed
 from sglang_omni.proto import (
+    DataReadyBatchMessage,
     DataReadyMessage,
     EndpointsMessage,
     FlushCacheMessage,
@@ -295,8 +296,11 @@ class Stage:
         self._stats.touch()
 
     def _lose(self, target: str, message: Message, reason: str) -> None:
-        if isinstance(message, DataReadyMessage):
-            self._fail(message.request_id, Unavailable(f"sending to {target!r} failed: {reason}"))
+        lost = [message] if isinstance(message, DataReadyMessage) else []
+        if isinstance(message, DataReadyBatchMessage):
+            lost += message.messages()
+        for each in lost:
+            self._fail(each.request_id, Unavailable(f"sending to {target!r} failed: {reason}"))
 
     def _fail(self, request_id: str, error: object) -> None:
         """Ends the request here and tells the coordinator, which ends it everywhere.

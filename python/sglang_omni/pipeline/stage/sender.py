@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sglang_omni.compat.control_plane import StageLink
@@ -11,7 +12,7 @@ from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR, Coordinato
 from sglang_omni.pipeline.stage.edges.cuda import CudaIpcEdge
 from sglang_omni.pipeline.stage.edges.edge import End, Item, OutgoingEdge, StreamChunk
 from sglang_omni.pipeline.stage.edges.local import LocalEdge
-from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
+from sglang_omni.pipeline.stage.edges.queue import EdgeQueue, JointJob
 from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, TargetEndpoints
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.failures import transfer_failure
@@ -33,6 +34,7 @@ _BACKLOG_LOW = 1024
 class _Target(NamedTuple):
     edge: OutgoingEdge
     queue: EdgeQueue
+    send_chunks: JointJob
 
 
 class ItemSender:
@@ -67,10 +69,9 @@ class ItemSender:
         self._endpoints = TargetEndpoints(wiring.endpoints)
         self._fail = fail
         coordinator.queue.on_done = self._on_sent
-        self._coordinator = coordinator
-        self._targets = {COORDINATOR: _Target(coordinator, coordinator.queue)}
-        # Chunks for callers that are routed and not queued yet: those of one batch leave together.
-        self._chunks: list[StreamChunk] = []
+        self._targets = {COORDINATOR: self._target(COORDINATOR, coordinator, coordinator.queue)}
+        # By target, chunks that are routed and not queued yet: those of one batch leave together.
+        self._chunks: dict[str, list[StreamChunk]] = {}
         self._puts: set[asyncio.Task[None]] = set()
         self._outbox_waits = False
         self._stopped = False
@@ -174,10 +175,9 @@ class ItemSender:
         for target, chunk in self._routing.chunk(out, record.replicas, record.chunks_sent):
             if target == COORDINATOR:
                 record.samples_sent += num_samples(out.data)
-                self._chunks.append(chunk)
             else:
                 self._open_stream(out.request_id, record, target)
-                self._put(target, chunk)
+            self._chunks.setdefault(target, []).append(chunk)
             record.chunks_sent[target] = chunk.chunk_id + 1
 
     def _open_stream(self, request_id: str, record: RequestRecord, target: str) -> None:
@@ -189,27 +189,31 @@ class ItemSender:
 
     def _put(self, target: str, item: Item) -> None:
         """Queues an item. Its sending may run, and fail, inside this call; see ``EdgeQueue``."""
-        to = self._targets.get(target)
-        if to is None:
-            to = self._targets[target] = self._open(target)
+        to = self._targets.get(target) or self._open(target)
         to.queue.put(item.request_id, self._send, target, to.edge, item)
 
     def _put_chunks(self) -> None:
         if self._chunks:
-            chunks, self._chunks = self._chunks, []
-            self._coordinator.queue.put_together(self._send_chunks, chunks)
+            routed, self._chunks = self._chunks, {}
+            for target, chunks in routed.items():
+                to = self._targets.get(target) or self._open(target)
+                to.queue.put_together(to.send_chunks, chunks)
 
-    async def _send_chunks(self, chunks: Sequence[StreamChunk]) -> None:
-        """Sends chunks for several callers, in their turn."""
-        chunks = [chunk for chunk in chunks if not self._requests.is_dropped(chunk.request_id)]
-        if len(chunks) > 1:
-            try:
-                await self._coordinator.send_chunks(chunks)
-                return
-            except (TypeError, ValueError):
-                pass  # One of them cannot be encoded: it fails alone.
+    async def _send_chunks(self, target: str, edge: OutgoingEdge, chunks: Sequence[StreamChunk]) -> None:
+        """Sends chunks of several requests, in their turn."""
+        is_dropped = self._requests.is_dropped
+
+        def fail(chunk: StreamChunk, exc: Exception) -> None:
+            self._fail_sending(chunk.request_id, target, exc)
+
+        await edge.send_chunks((chunk for chunk in chunks if not is_dropped(chunk.request_id)), fail)
         for chunk in chunks:
-            await self._send(COORDINATOR, self._coordinator, chunk)
+            if is_dropped(chunk.request_id):
+                # The request ended during the write, and its reader may be gone.
+                self._relays.cleanup(chunk.request_id)
+
+    def _target(self, target: str, edge: OutgoingEdge, queue: EdgeQueue) -> _Target:
+        return _Target(edge, queue, partial(self._send_chunks, target, edge))
 
     def _open(self, target: str) -> _Target:
         wiring, relay_to = self._wiring, self._relays.to
@@ -221,7 +225,8 @@ class ItemSender:
             edge = LocalEdge(wiring.instance, target, wiring.dispatcher, edge)
         elif target in wiring.same_gpu_targets:
             edge = CudaIpcEdge(target, relay_to, edge)
-        return _Target(edge, queue)
+        opened = self._targets[target] = self._target(target, edge, queue)
+        return opened
 
     async def _send(self, target: str, edge: OutgoingEdge, item: Item) -> None:
         """Sends an item, in its turn."""

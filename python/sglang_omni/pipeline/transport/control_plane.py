@@ -28,7 +28,14 @@ from sglang_omni.pipeline.transport.tcp.push import OnLost, TcpPushSocket
 from sglang_omni.pipeline.transport.tcp.sockets import SCHEME as TCP
 from sglang_omni.pipeline.transport.tcp.sockets import connect_tcp
 from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, ZmqSender, zmq_socket
-from sglang_omni.proto import AbortMessage, DataReadyMessage, Message, codec, parse_message
+from sglang_omni.proto import (
+    AbortMessage,
+    DataReadyBatchMessage,
+    DataReadyMessage,
+    Message,
+    codec,
+    parse_message,
+)
 from sglang_omni.proto.messages import build_checks
 
 __all__ = [
@@ -148,7 +155,7 @@ class MessageReader:
         except ValueError as exc:  # A malformed message must not stop a stage.
             logger.warning("Dropped a malformed message of %d bytes: %s", len(frame), exc)
             return True
-        if not trusted and isinstance(message, DataReadyMessage):
+        if not trusted and isinstance(message, DataReadyMessage | DataReadyBatchMessage):
             message.trusted = False
         if self._handler is not None:
             goes_on = self._handler(message)

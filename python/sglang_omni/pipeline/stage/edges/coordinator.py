@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from sglang_omni.compat.control_plane import StageLink
 from sglang_omni.config.plan.instances import stage_of
-from sglang_omni.pipeline.stage.edges.edge import Item, Payload, StreamChunk
+from sglang_omni.pipeline.stage.edges.edge import FailChunk, Item, Payload, StreamChunk, send_each
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.proto import (
     CompleteMessage,
@@ -50,15 +50,22 @@ class CoordinatorEdge:
             )
             await self._link.send_complete(failed)
 
-    async def send_chunks(self, chunks: Sequence[StreamChunk]) -> None:
-        """Sends chunks of several requests as one message.
-
-        Raises TypeError or ValueError if one of them cannot be encoded; none is sent then.
-        """
-        sent: list[tuple[str, Any, str | None, int | None]] = [
-            (item.request_id, item.data, _modality(item), item.chunk_id) for item in chunks
-        ]
-        await self._link.send_stream_batch(StreamBatchMessage(self._stage_name, sent))
+    async def send_chunks(self, chunks: Iterable[StreamChunk], fail: FailChunk) -> None:
+        """Sends chunks of several requests as one message, or alone if one of them cannot be encoded."""
+        chunks = list(chunks)
+        try:
+            if len(chunks) > 1:
+                sent: list[tuple[str, Any, str | None, int | None]] = [
+                    (item.request_id, item.data, _modality(item), item.chunk_id) for item in chunks
+                ]
+                await self._link.send_stream_batch(StreamBatchMessage(self._stage_name, sent))
+            elif chunks:
+                await self.send(chunks[0])
+        except (TypeError, ValueError) as exc:
+            if len(chunks) > 1:
+                await send_each(self, chunks, fail)
+            else:
+                fail(chunks[0], exc)
 
     def report(self, message: ProgressMessage | StatsMessage) -> None:
         """Sends a report behind everything that is queued."""

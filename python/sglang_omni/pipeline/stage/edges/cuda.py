@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_omni.pipeline.stage.edges.edge import Item, OutgoingEdge, Payload, StreamChunk
+from sglang_omni.pipeline.stage.edges.edge import (
+    FailChunk,
+    Item,
+    OutgoingEdge,
+    Payload,
+    StreamChunk,
+    send_each,
+)
 from sglang_omni.proto import StagePayload
 from sglang_omni.proto.codec import register_type
 from sglang_omni.relay.base import Relay
@@ -62,6 +69,10 @@ class CudaIpcEdge:
             if exported is not None:
                 item = replace(item, data=replace(payload, data=data), exported=exported)
         await self._relayed.send(item)
+
+    async def send_chunks(self, chunks: Iterable[StreamChunk], fail: FailChunk) -> None:
+        """One after the other: each has tensors of its own to export."""
+        await send_each(self, chunks, fail)
 
 
 async def export_tensors(

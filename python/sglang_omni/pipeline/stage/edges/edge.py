@@ -10,6 +10,7 @@ the reader, counts the bytes that came through a relay.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,6 +87,8 @@ class End:
 
 
 Item = Payload | StreamChunk | End
+# Called with a chunk that cannot be sent, and why.
+FailChunk = Callable[[StreamChunk, Exception], None]
 
 
 class OutgoingEdge(Protocol):
@@ -93,3 +96,15 @@ class OutgoingEdge(Protocol):
 
     async def send(self, item: Item) -> None:
         """Returns once the item has left. Waits while the target is full. Raises what made it fail."""
+
+    async def send_chunks(self, chunks: Iterable[StreamChunk], fail: FailChunk) -> None:
+        """Sends chunks of several requests, each drawn when those before it have left or do not wait."""
+
+
+async def send_each(edge: OutgoingEdge, chunks: Iterable[StreamChunk], fail: FailChunk) -> None:
+    """Sends chunks one after the other."""
+    for chunk in chunks:
+        try:
+            await edge.send(chunk)
+        except Exception as exc:  # noqa: BLE001  whatever a chunk holds, it is its own request's failure
+            fail(chunk, exc)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
-from sglang_omni.pipeline.stage.edges.edge import End, Item, OutgoingEdge, Payload, StreamChunk
+from sglang_omni.pipeline.stage.edges.edge import (
+    End,
+    FailChunk,
+    Item,
+    OutgoingEdge,
+    Payload,
+    StreamChunk,
+    send_each,
+)
 from sglang_omni.proto import Replicas, StagePayload
 
 
@@ -109,3 +117,7 @@ class LocalEdge:
             await self._relayed.send(item)
         else:
             await self._dispatcher.target(self._source, self._target).receive(item)
+
+    async def send_chunks(self, chunks: Iterable[StreamChunk], fail: FailChunk) -> None:
+        """One after the other."""
+        await send_each(self, chunks, fail)

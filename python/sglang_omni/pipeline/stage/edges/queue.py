@@ -8,7 +8,6 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
-from sglang_omni.pipeline.stage.edges.edge import Item
 from sglang_omni.versions.asyncio import Begun, begin
 
 logger = logging.getLogger(__name__)
@@ -26,7 +25,7 @@ class _Share(NamedTuple):
     """One request's share of a joint job."""
 
     job: JointJob
-    item: Item
+    item: Any
 
 
 class EdgeQueue:
@@ -81,7 +80,7 @@ class EdgeQueue:
         self._add(request_id, (job, args))
         self._go_on()
 
-    def put_together(self, job: JointJob, items: Sequence[Item]) -> None:
+    def put_together(self, job: JointJob, items: Sequence[Any]) -> None:
         """Adds items of several requests, of which ``job([item, ...])`` handles many in one call.
 
         Each item keeps its place among the jobs of its request. Otherwise as ``put``.

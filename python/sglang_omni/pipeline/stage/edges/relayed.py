@@ -10,16 +10,16 @@ Received tensors are views of one buffer and read-only by contract: to write to 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from sglang_omni._core import PayloadPlan
 from sglang_omni.compat.plain_relay import read_flat, write_flat
 from sglang_omni.pipeline.stage.edges.cuda import import_tensors
-from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk, Written
+from sglang_omni.pipeline.stage.edges.edge import End, FailChunk, Item, Payload, StreamChunk, Written
 from sglang_omni.pipeline.transport.ipc.address import is_on_this_host
-from sglang_omni.proto import DataReadyMessage, StagePayload, codec
+from sglang_omni.proto import DataReadyBatchMessage, DataReadyMessage, StagePayload, codec
 from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
 
 # A target on another host has an endpoint as soon as it is ready, and no request comes before that: only the
@@ -92,7 +92,9 @@ async def read(relay: Relay, key: str, metadata: Mapping[str, Any], trusted: boo
 class StageSender(Protocol):
     """The part of a control plane that reaches another stage."""
 
-    async def send_to_stage(self, target: str, endpoint: str, message: DataReadyMessage, /) -> None: ...
+    async def send_to_stage(
+        self, target: str, endpoint: str, message: DataReadyMessage | DataReadyBatchMessage, /
+    ) -> None: ...
 
 
 class TargetEndpoints:
@@ -185,6 +187,72 @@ class RelayedEdge:
         elif type(item) is StreamChunk:
             await self._send_chunk(item, self._relay)
 
+    async def send_chunks(self, chunks: Iterable[StreamChunk], fail: FailChunk) -> None:
+        """Sends those together that travel inside of their message.
+
+        They leave before another one waits for credit, which its reader may give back only after them.
+        """
+        inline: list[tuple[StreamChunk, dict[str, Any]]] = []
+        for chunk in chunks:
+            try:
+                wire = self._inline(chunk)
+                if wire is None:
+                    await self._announce_chunks(inline, fail)
+                    inline = []
+                    await self.send(chunk)
+                else:
+                    inline.append((chunk, wire))
+            except Exception as exc:  # noqa: BLE001  whatever a chunk holds, it is its own request's failure
+                fail(chunk, exc)
+        await self._announce_chunks(inline, fail)
+
+    async def _announce_chunks(
+        self, inline: list[tuple[StreamChunk, dict[str, Any]]], fail: FailChunk
+    ) -> None:
+        if not inline:
+            return
+        try:
+            if len(inline) == 1:
+                ((chunk, wire),) = inline
+                await self._announce(self._message(chunk, wire))
+            else:
+                sent = [(chunk.request_id, wire, chunk.chunk_id, chunk.replicas) for chunk, wire in inline]
+                await self._announce(DataReadyBatchMessage(self._source, self._target, sent))
+        except Exception as exc:  # noqa: BLE001  reported for each request
+            for chunk, _ in inline:
+                fail(chunk, exc)
+
+    def _inline(self, chunk: StreamChunk) -> dict[str, Any] | None:
+        """The chunk as it travels inside of its message; None if it cannot.
+
+        Raises TypeError or ValueError if it cannot be encoded, and RuntimeError if there is no relay.
+        """
+        if chunk.fan_out is not None or chunk.exported is not None:
+            return None
+        if self._relay is None:
+            self._relay = self._relay_to(self._target)
+        plan = codec.plan(chunk.data)
+        if plan.on_device or plan.nbytes > self._relay.inline_limit:
+            return None
+        plain, tensors = _split_metadata(chunk.metadata or {})
+        if tensors:
+            return None
+        return {
+            "relay_info": {"inline": plan.to_bytes()},
+            "chunk_metadata": plain if chunk.metadata is not None else None,
+            "chunk_metadata_tensors": {},
+        }
+
+    def _message(self, chunk: StreamChunk, wire: dict[str, Any]) -> DataReadyMessage:
+        return DataReadyMessage(
+            chunk.request_id,
+            self._source,
+            self._target,
+            wire,
+            chunk_id=chunk.chunk_id,
+            replicas=chunk.replicas,
+        )
+
     async def _send_payload(self, item: Payload, relay: Relay) -> None:
         key = item.request_id
         if item.fan_out is not None:
@@ -216,14 +284,7 @@ class RelayedEdge:
         }
         if item.exported is not None:
             wire["loan"] = item.exported
-        message = DataReadyMessage(
-            item.request_id,
-            self._source,
-            self._target,
-            wire,
-            chunk_id=item.chunk_id,
-            replicas=item.replicas,
-        )
+        message = self._message(item, wire)
         try:
             for name, plan in tensors.items():
                 part = _metadata_key(key, name)
@@ -237,7 +298,7 @@ class RelayedEdge:
             for part, put in puts.items():
                 self._watch(item.request_id, part, put, relay)
 
-    async def _announce(self, message: DataReadyMessage) -> None:
+    async def _announce(self, message: DataReadyMessage | DataReadyBatchMessage) -> None:
         await self._sender.send_to_stage(self._target, await self._endpoint_of(self._target), message)
 
 
