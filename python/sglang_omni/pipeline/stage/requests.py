@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -25,7 +24,6 @@ _HELD_MOST = 4096
 # One report covers what happened in this time. It is late enough that the processor is done with handing
 # the request on, and early enough that a caller who has the result can soon see where the time went.
 _REPORT_INTERVAL_S = 0.01
-_FINISHED_INTERVAL_S = 0.002
 
 
 class ProgressReporter:
@@ -46,8 +44,6 @@ class ProgressReporter:
         self._spans: list[tuple[str, float, float, float]] = []
         self._details: dict[str, VisitDetail] = {}
         self._timer: asyncio.TimerHandle | None = None
-        # When the timer goes off, and how long after it was set.
-        self._due = self._interval = math.inf
 
     def handed_on(self, request_id: str, target: str | None) -> None:
         """The request, or a stream of it, goes to ``target``; None is the coordinator."""
@@ -96,14 +92,13 @@ class ProgressReporter:
             self._spans.append((request_id, work, wait, began))
         if detail is not None:
             self._details[request_id] = detail
-        self._schedule(_FINISHED_INTERVAL_S)
+        self._schedule()
 
     def flush(self) -> None:
         """Reports what has changed since the last report, if anything."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due = self._interval = math.inf
         if not self._changes and not self._spans:
             return
         message = ProgressMessage(
@@ -125,16 +120,9 @@ class ProgressReporter:
         else:
             del self._changes[key]
 
-    def _schedule(self, interval: float = _REPORT_INTERVAL_S) -> None:
-        # A timer that was set before this for no longer is due first.
-        if self._interval <= interval:
-            return
-        due = time.monotonic() + interval
-        if due < self._due:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._due, self._interval = due, interval
-            self._timer = asyncio.get_running_loop().call_at(due, self.flush)
+    def _schedule(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_REPORT_INTERVAL_S, self.flush)
 
 
 @dataclass(slots=True, eq=False)
