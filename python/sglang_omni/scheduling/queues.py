@@ -57,7 +57,7 @@ class Outbox(Inbox[_T]):
     def __init__(self, limit: int = 1024) -> None:
         super().__init__()
         self._limit = limit
-        self._notify: Callable[[], None] | None = None
+        self._notify: Callable[[_T | None], None] | None = None
         self._notified = False
         # True while one thread puts what belongs together.
         self._held = False
@@ -65,16 +65,15 @@ class Outbox(Inbox[_T]):
         self._room = threading.Condition()
         self._waiting = 0
 
-    def listen(self, notify: Callable[[], None]) -> None:
+    def listen(self, notify: Callable[[_T | None], None]) -> None:
         """Calls ``notify``, in the thread that puts, for the first item after each ``take``.
 
-        The calling thread becomes the listener, which takes the items.
+        It gets the item, or None for several. The calling thread becomes the listener, which never waits.
         """
         self._listener = threading.get_ident()
         self._notify = notify
         if not self.empty():
-            self._notified = True
-            notify()
+            self._notify_once()
 
     def unlisten(self) -> None:
         """Removes the listener: from now on no thread is notified or waits for room."""
@@ -92,7 +91,7 @@ class Outbox(Inbox[_T]):
                 self._waiting -= 1
         self._items.put(item)
         if not self._held:
-            self._notify_once()
+            self._notify_once(item)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -124,11 +123,11 @@ class Outbox(Inbox[_T]):
                 self._room.notify_all()
         return items
 
-    def _notify_once(self) -> None:
+    def _notify_once(self, item: _T | None = None) -> None:
         notify = self._notify
         if notify is not None and not self._notified:
             self._notified = True
-            notify()
+            notify(item)
 
     def _must_wait(self) -> bool:
         return self._listener is not None and self._listener != threading.get_ident()

@@ -27,6 +27,7 @@ from sglang_omni.scheduling.threads import on_this_gpu, use_gpu
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 from sglang_omni.supervision.garbage import freeze_loaded
 from sglang_omni.supervision.parent import end_with_parent
+from sglang_omni.versions.asyncio import SharedEventLoop
 
 # The end of a traceback says why. A report must fit into its pipe even if nothing is read.
 LONGEST_TRACEBACK = 32_000
@@ -62,7 +63,8 @@ def main(source: BinaryIO, report_fd: int) -> None:
             os._exit(1)
         multiprocessing.current_process().name = spec.process_name
         configure_logging(spec)
-        asyncio.run(_run_and_report(spec, report_fd))
+        with asyncio.Runner(loop_factory=SharedEventLoop) as runner:
+            runner.run(_run_and_report(spec, report_fd))
         status = 0
     except BaseException:  # noqa: BLE001  the parent is told of anything, sys.exit() included
         text = traceback.format_exc()
