@@ -101,11 +101,35 @@ DEPLOY_TOOLS := build/deploy
 lint-deploy: $(DEPLOY_TOOLS)/.installed ## workflows, the Dockerfile, the manifests and the chart; its tools are in an environment of their own (385 MB)
 	deploy/lint.sh $(DEPLOY_TOOLS)/bin
 
+# Tools of cargo, installed here alone.
+CARGO_TOOLS := build/cargo-tools
+DENY := $(CARGO_TOOLS)/bin/cargo-deny
+$(DENY): CRATE_VERSION := 0.20.2
+$(DENY):
+	cargo install --locked --root $(CARGO_TOOLS) --version $(CRATE_VERSION) $(@F)
+
 # Tools that have an environment of their own, build/NAME, from requirements/NAME.lock.
-build/deploy/.installed build/docs/.installed build/clients/.installed build/text-clients/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
+build/audit/.installed build/deploy/.installed build/docs/.installed build/clients/.installed build/text-clients/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$*
 	$(BIN)/uv pip sync --python build/$*/bin/python --require-hashes requirements/$*.lock
 	touch $@
+
+AUDIT_TOOLS := build/audit
+SBOM := build/sbom
+.PHONY: audit
+audit: $(DENY) $(AUDIT_TOOLS)/.installed ## licences, sources and advisories of what is shipped; bills of materials of the locks in build/sbom. Its tools take minutes to compile
+	$(DENY) --locked check licenses bans sources
+	@if why=$$($(DENY) fetch db 2>&1); then \
+		$(DENY) --locked check --disable-fetch advisories; \
+	else \
+		echo "Advisories of crates were not checked: $$(tail -n 1 <<<"$$why")"; \
+	fi
+	$(AUDIT_TOOLS)/bin/python scripts/audit_packages.py $(AUDIT_TOOLS)/bin/pip-audit
+	mkdir -p $(SBOM)
+	for lock in cuda demo; do \
+		$(AUDIT_TOOLS)/bin/python -W ignore $(AUDIT_TOOLS)/bin/cyclonedx-py requirements requirements/$$lock.lock \
+			--pyproject pyproject.toml --output-reproducible --output-file $(SBOM)/$$lock.cdx.json; \
+	done
 
 DOCS_TOOLS := build/docs
 .PHONY: docs
@@ -362,6 +386,10 @@ lock-deploy: $(BIN)/uv ## resolve deploy.in, and what the CUDA image has, again
 	$(BIN)/uv pip compile requirements/gpu-tests.in -c requirements/cuda.lock -c requirements/dev.lock --quiet --upgrade \
 		--python-version 3.11 --universal --generate-hashes --no-annotate --no-emit-index-url --no-header \
 		-o requirements/gpu-tests.lock
+
+.PHONY: lock-audit
+lock-audit: $(BIN)/uv ## resolve audit.in again
+	$(COMPILE) --upgrade requirements/audit.in -o requirements/audit.lock
 
 .PHONY: lock-docs
 lock-docs: $(BIN)/uv ## resolve docs.in again

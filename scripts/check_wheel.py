@@ -35,10 +35,11 @@ _PATIENCE_SECONDS = 60
 
 
 def check_files() -> None:
-    """The licences came along, and the module is the one of the wheel."""
+    """The licences and the bill of materials came along, and the module is the one of the wheel."""
     assert sglang_omni.__version__ == version("sgl-omni")
     listed = {Path(str(path)).name for path in files("sgl-omni") or ()}
-    missing = {"LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.txt", "py.typed"} - listed
+    licences = {"LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.txt"}
+    missing = {*licences, "third_party_crates.cdx.json", "py.typed"} - listed
     assert not missing, f"the wheel lacks {sorted(missing)}"
 
 

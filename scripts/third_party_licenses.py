@@ -1,6 +1,7 @@
-"""Write THIRD_PARTY_LICENSES.txt: the licence of every Rust crate compiled into the wheel.
+"""Write which Rust crates are compiled into the wheel: their licences to THIRD_PARTY_LICENSES.txt, and a bill
+of materials, CycloneDX, to third_party_crates.cdx.json.
 
-Run it after a change of Cargo.lock; a test compares its output with the committed file.
+Run it after a change of Cargo.lock; a test compares its output with the committed files.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTPUT = ROOT / "THIRD_PARTY_LICENSES.txt"
+LICENCES = ROOT / "THIRD_PARTY_LICENSES.txt"
+# maturin puts it into the wheel. Its own one names the folder that the wheel was built in.
+MATERIALS = ROOT / "third_party_crates.cdx.json"
 # Of the platforms that have a wheel; one file serves all.
 TARGETS = (
     "x86_64-unknown-linux-gnu",
@@ -70,7 +74,35 @@ def licence_texts(package: dict) -> dict[str, str]:
     return {file.name: file.read_text(encoding="utf-8", errors="replace").strip() for file in files}
 
 
-def render() -> str:
+def bill_of_materials() -> str:
+    """CycloneDX 1.5, the same wherever and whenever it is written."""
+    lock = tomllib.loads((ROOT / "Cargo.lock").read_text(encoding="utf-8"))
+    checksums = {
+        (package["name"], package["version"]): package.get("checksum") for package in lock["package"]
+    }
+    components = [
+        {
+            "type": "library",
+            "name": package["name"],
+            "version": package["version"],
+            "purl": f"pkg:cargo/{package['name']}@{package['version']}",
+            "licenses": [{"expression": package["license"].replace("/", " OR ")}],
+            "hashes": [{"alg": "SHA-256", "content": checksums[package["name"], package["version"]]}],
+        }
+        for package in packaged_crates()
+    ]
+    root = {"type": "library", "name": "sglang_omni._core", "licenses": [{"expression": "Apache-2.0"}]}
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": root},
+        "components": components,
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def licences() -> str:
     crates_of_text: dict[str, list[str]] = {}
     index = []
     for package in packaged_crates():
@@ -85,8 +117,8 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv[1:]:
-        if OUTPUT.read_text(encoding="utf-8") != render():
-            sys.exit(f"{OUTPUT.name} is out of date: run `python scripts/third_party_licenses.py`")
-    else:
-        OUTPUT.write_text(render(), encoding="utf-8")
+    for file, text in ((LICENCES, licences()), (MATERIALS, bill_of_materials())):
+        if "--check" not in sys.argv[1:]:
+            file.write_text(text, encoding="utf-8")
+        elif file.read_text(encoding="utf-8") != text:
+            sys.exit(f"{file.name} is out of date: run `python scripts/third_party_licenses.py`")

@@ -85,7 +85,7 @@ def test_source_distribution_is_small_and_complete(tmp_path: Path) -> None:
     assert built.stat().st_size < 3 * MEGABYTE
     with tarfile.open(built) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    licences = {"LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.txt"}
+    licences = {"LICENSE", "NOTICE", "THIRD_PARTY_LICENSES.txt", "third_party_crates.cdx.json"}
     assert {"Cargo.lock", "Cargo.toml", "pyproject.toml", "README.md", "PKG-INFO", *licences} <= names
     assert {name.split("/")[0] for name in names if "/" in name} == {"python", "rust"}
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
