@@ -81,7 +81,7 @@ class Pipeline:
 
     def submit_marker(self, name: str) -> str:
         marker = f"marker-{name}-{len(self._tasks)}"
-        tracked = self.coordinator._track(marker, None, streams=False)
+        tracked = self.coordinator._track(marker, None, None)
         self._tasks.append(asyncio.ensure_future(tracked.outcome))
         return marker
 

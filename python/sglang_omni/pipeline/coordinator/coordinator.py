@@ -19,6 +19,7 @@ from sglang_omni.pipeline.coordinator.requests import (
     RequestTrace,
     SettlingRequests,
     StageVisit,
+    TakeChunk,
     TerminalStagesResolver,
     TrackedRequest,
     terminals_of,
@@ -183,10 +184,14 @@ class Coordinator:
                 is not the request.
             asyncio.CancelledError: The request was aborted.
         """
-        tracked = self._track(request_id, request, streams=False)
+        return (await self.answer(request_id, request, None)).result
+
+    async def answer(self, request_id: str, request: Any, take: TakeChunk | None) -> CompleteMessage:
+        """``submit``, with the stage that the result is from; ``take`` takes what is streamed before."""
+        tracked = self._track(request_id, request, take)
         try:
             await self._send_in(tracked, request)
-            return await tracked.outcome
+            return tracked.completed(await tracked.outcome)
         finally:
             self._leave(tracked)
 
@@ -208,18 +213,25 @@ class Coordinator:
         self, request_id: str, request: OmniRequest | Any
     ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
         """``stream``, but a caller that is behind gets all chunks that have come at once, in order."""
-        tracked = self._track(request_id, request, streams=True)
+        waiting: list[StreamMessage] = []
+        changed = asyncio.Event()
+
+        def take(message: StreamMessage) -> bool:
+            waiting.append(message)
+            changed.set()
+            return len(waiting) <= _MAX_STREAM_BACKLOG
+
+        tracked = self._track(request_id, request, take)
+        tracked.outcome.add_done_callback(lambda _: changed.set())
         try:
             await self._send_in(tracked, request)
-            while tracked.chunks or not tracked.outcome.done():
-                await tracked.changed.wait()
-                tracked.changed.clear()
-                batch, tracked.chunks = tracked.chunks, []
-                if batch:
+            while waiting or not tracked.outcome.done():
+                await changed.wait()
+                changed.clear()
+                if batch := waiting.copy():
+                    waiting.clear()
                     yield batch
-            result = await tracked.outcome
-            source = next(iter(tracked.results)) if len(tracked.results) == 1 else "coordinator"
-            yield CompleteMessage(request_id=request_id, from_stage=source, success=True, result=result)
+            yield tracked.completed(await tracked.outcome)
         finally:
             self._leave(tracked)
 
@@ -278,11 +290,7 @@ class Coordinator:
 
     def stage_load(self) -> dict[str, int]:
         """How many requests each instance holds."""
-        load = dict.fromkeys(self.stages, 0)
-        for wire_id in self._by_wire_id:
-            for instance in self._counts.holders(wire_id):
-                load[instance] = load.get(instance, 0) + 1
-        return load
+        return self._counts.load(self._by_wire_id, self.stages)
 
     def held_at(self, request_id: str, *, owner: str | None = None) -> list[str]:
         """The instances that hold the owner's request; none if it is not running."""
@@ -308,10 +316,7 @@ class Coordinator:
 
     def timings(self, request_id: str, *, owner: str | None = None) -> dict[str, StageTime]:
         """Seconds in each stage that the owner's request has left, in pipeline order; empty if not known."""
-        trace = self._requests.trace((owner, request_id))
-        timings = {} if trace is None else trace.timings
-        stages = dict.fromkeys(stage_of(instance) for instance in self.stages) | timings
-        return {stage: timings[stage].copy() for stage in stages if stage in timings}
+        return self._requests.timings((owner, request_id), self.stages)
 
     def trace(self, request_id: str, *, owner: str | None = None) -> RequestTrace | None:
         """Where the owner's request was when, as far as reported; None if it is not known, or no longer."""
@@ -329,7 +334,7 @@ class Coordinator:
         """The state of the owner's running request; None if it is not running."""
         return tracked.state if (tracked := self._requests.running.get((owner, request_id))) else None
 
-    def _track(self, request_id: str, request: OmniRequest | Any, *, streams: bool) -> TrackedRequest:
+    def _track(self, request_id: str, request: OmniRequest | Any, take: TakeChunk | None) -> TrackedRequest:
         owner = request.metadata.get("owner") if isinstance(request, OmniRequest) else None
         if (owner, request_id) in self._requests.running:
             raise DuplicateRequest(f"request {request_id!r} already exists: use another id, or none")
@@ -340,7 +345,7 @@ class Coordinator:
         if self.entry_stage not in self.stages and not self.replicas.is_replicated(self.entry_stage):
             raise ValueError(f"entry stage {self.entry_stage!r} is not registered")
         terminals = terminals_of(request, self.terminal_stages, self.terminal_stages_resolver)
-        tracked = self._requests.add(request_id, owner, terminals, streams=streams)
+        tracked = self._requests.add(request_id, owner, terminals, take)
         self._counts.track(tracked.wire_id)
         return tracked
 
@@ -356,7 +361,7 @@ class Coordinator:
             return
         if not isinstance(request, OmniRequest):
             request = OmniRequest(inputs=request)
-        if tracked.chunks is None and request.params.get("stream"):
+        if tracked.take is None and request.params.get("stream"):
             # The caller waits for the result, which must then be whole.
             request = replace(request, params={**request.params, "stream": False})
         if self._traces_steps:
@@ -396,7 +401,6 @@ class Coordinator:
                 tracked.outcome.cancel(f"request {tracked.request_id!r} was aborted")
             else:
                 tracked.outcome.set_result(answer)
-        tracked.changed.set()
         self._requests.remove(tracked)
         if tracked.replicas:
             self.replicas.release(tracked.replicas)
@@ -439,17 +443,13 @@ class Coordinator:
 
     def _on_stream(self, message: StreamMessage) -> None:
         tracked = self._by_wire_id.get(message.request_id)
-        if tracked is None or tracked.chunks is None:
-            return
-        if len(tracked.chunks) >= _MAX_STREAM_BACKLOG:
-            error = RuntimeError(f"the reader of the stream fell {_MAX_STREAM_BACKLOG} chunks behind")
-            self._fail(tracked, error)
+        if tracked is None or tracked.take is None:
             return
         if message.from_stage not in tracked.terminals:
             tracked.streaming.add(message.from_stage)
         message.request_id = tracked.request_id
-        tracked.chunks.append(message)
-        tracked.changed.set()
+        if not tracked.take(message):
+            self._fail(tracked, RuntimeError("the reader of the stream is too far behind"))
 
     def _on_complete(self, message: CompleteMessage) -> None:
         tracked = self._by_wire_id.get(message.request_id)
@@ -469,7 +469,7 @@ class Coordinator:
     def _complete_if_ready(self, tracked: TrackedRequest) -> None:
         if not tracked.results or not tracked.results.keys() >= tracked.terminals:
             return
-        if tracked.chunks is not None and tracked.streaming:
+        if tracked.take is not None and tracked.streaming:
             asyncio.get_running_loop().call_later(_LATE_CHUNKS_S, self._complete, tracked)
         else:
             self._complete(tracked)

@@ -13,7 +13,15 @@ from typing import Any
 from urllib.parse import quote
 
 from sglang_omni.config.plan.instances import stage_of
-from sglang_omni.proto import OmniRequest, ProgressMessage, Replicas, RequestState, StageTime, StreamMessage
+from sglang_omni.proto import (
+    CompleteMessage,
+    OmniRequest,
+    ProgressMessage,
+    Replicas,
+    RequestState,
+    StageTime,
+    StreamMessage,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +82,10 @@ OwnedId = tuple[str | None, str]
 TerminalStagesResolver = Callable[[OmniRequest], Sequence[str] | None]
 
 
+# Takes a chunk for a request's caller, in the event loop. False if the caller is too far behind.
+TakeChunk = Callable[[StreamMessage], bool]
+
+
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
     """One request from its submission until its caller is answered.
@@ -83,8 +95,7 @@ class TrackedRequest:
         wire_id: The stages' name for it, never used for another request.
         terminals: The stages whose results make up its result; empty if the first result is that.
         outcome: Its result, or the error it ended with.
-        chunks: The messages that its caller has not taken yet; None if the caller does not stream.
-        changed: Set for that caller when there are some, or no more will come.
+        take: Takes its chunks; None if its caller does not stream.
         results: The results so far, by terminal stage.
         streaming: Stages that have streamed to the caller and have not yet reported their end.
         trace: Where it was when.
@@ -96,9 +107,8 @@ class TrackedRequest:
     wire_id: str
     terminals: frozenset[str]
     outcome: asyncio.Future[Any]
-    chunks: list[StreamMessage] | None
+    take: TakeChunk | None
     state: RequestState = RequestState.PENDING
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
     results: dict[str, Any] = field(default_factory=dict)
     streaming: set[str] = field(default_factory=set)
     trace: RequestTrace = field(default_factory=RequestTrace)
@@ -114,6 +124,11 @@ class TrackedRequest:
     def name(self) -> OwnedId:
         """Unique among all running requests."""
         return self.owner, self.request_id
+
+    def completed(self, result: Any) -> CompleteMessage:
+        """The result for its caller, with the stage that it is from, unless it is merged from several."""
+        stage = next(iter(self.results)) if len(self.results) == 1 else "coordinator"
+        return CompleteMessage(self.request_id, stage, success=True, result=result)
 
 
 def terminals_of(
@@ -199,7 +214,7 @@ class RequestRegistry:
         self._ended: Counter[str] = Counter()
 
     def add(
-        self, request_id: str, owner: str | None, terminals: frozenset[str], *, streams: bool
+        self, request_id: str, owner: str | None, terminals: frozenset[str], take: TakeChunk | None
     ) -> TrackedRequest:
         """Follows a new request, under a new wire id."""
         tracked = TrackedRequest(
@@ -207,7 +222,7 @@ class RequestRegistry:
             wire_id=self._wire_ids.new(request_id),
             terminals=terminals,
             outcome=asyncio.get_running_loop().create_future(),
-            chunks=[] if streams else None,
+            take=take,
             owner=owner,
         )
         self.running[tracked.name] = tracked
@@ -237,6 +252,12 @@ class RequestRegistry:
     def trace(self, name: OwnedId) -> RequestTrace | None:
         """Where the request was when; None if it is not known, or no longer."""
         return self._traces.get(name)
+
+    def timings(self, name: OwnedId, instances: Iterable[str]) -> dict[str, StageTime]:
+        """Seconds in each stage that the request has left, in the order of ``instances``."""
+        timings = {} if (trace := self.trace(name)) is None else trace.timings
+        stages = dict.fromkeys(stage_of(instance) for instance in instances) | timings
+        return {stage: timings[stage].copy() for stage in stages if stage in timings}
 
 
 class InFlightCounts:
@@ -283,6 +304,14 @@ class InFlightCounts:
     def holders(self, request_id: str) -> list[str]:
         """The instances that hold the request."""
         return [instance for instance, total in self._counts.get(request_id, {}).items() if total > 0]
+
+    def load(self, request_ids: Iterable[str], instances: Iterable[str]) -> dict[str, int]:
+        """How many of these requests each instance holds."""
+        load = dict.fromkeys(instances, 0)
+        for request_id in request_ids:
+            for instance in self.holders(request_id):
+                load[instance] = load.get(instance, 0) + 1
+        return load
 
     def held_by(self, instances: Iterable[str]) -> list[str]:
         """The requests that at least one of these instances holds."""
