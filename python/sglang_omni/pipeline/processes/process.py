@@ -1,4 +1,4 @@
-"""One process of a pipeline as its parent sees it: started, ready, ended. Its own side is ``child.py``.
+"""One process of a pipeline as its parent sees it: started, ready, ended. Its own side is ``reporting.py``.
 
 It is started by ``subprocess`` or a ``ForkServer``, and not by ``multiprocessing``: it has an environment of
 its own, instead of the parent's patched for a moment, and a parent that exits in any way does not wait for
@@ -14,7 +14,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from multiprocessing import spawn
 from pathlib import Path
@@ -27,8 +27,9 @@ from sglang_omni.supervision.exits import STACKS_S, describe_exit
 # Without sys.path the child cannot import this package, which it needs to read the rest.
 _BOOTSTRAP = (
     "import pickle, sys; source = open({spec}, 'rb'); sys.path[:] = pickle.load(source); "
-    "from sglang_omni.pipeline.processes.child import main; main(source, {report})"
+    "from {module} import main; main(source, {report})"
 )
+_STAGES = "sglang_omni.pipeline.processes.child"
 _REPORT_CHUNK = 1 << 16
 # States in /proc that keep a process from answering, in words.
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits inside the kernel"}
@@ -36,7 +37,7 @@ _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "w
 # Set in a pipeline's process.
 inside_child = False
 
-# Starts a process that runs ``child.main``, given its whole environment and that function's two descriptors.
+# Starts a process that runs a ``main``, given its whole environment and that function's two descriptors.
 StartProcess = Callable[[Mapping[str, str], int, int], "subprocess.Popen[bytes] | ForkedProcess"]
 
 
@@ -93,7 +94,7 @@ def _error_in(traceback: str) -> str:
 
 
 class ReportingProcess:
-    """A process that ``child.run_stages`` reports on; see ``LaunchedProcess``.
+    """A process that reports on itself; see ``LaunchedProcess``.
 
     Attributes:
         failure: The traceback that the process reported, or None.
@@ -110,7 +111,7 @@ class ReportingProcess:
         self.failure: str | None = None
 
     def take(self, report: dict[str, Any]) -> None:
-        """Take a report of ``run_stages``, or the failure with which it ended."""
+        """Take a report of the process's run, or the failure with which it ended."""
         self.failure = report.get("failure", self.failure)
         self.endpoints = report.get("endpoints", self.endpoints)
         if report.get("ready") and not self.ready.done():
@@ -121,7 +122,7 @@ class ReportingProcess:
 
 
 class ChildProcess(ReportingProcess):
-    """A running child process, in which ``child.main`` runs with ``spec``.
+    """A running child process, in which ``main`` of a module runs with ``spec``; see ``reporting.py``.
 
     The running event loop watches it: the kernel makes a process's pidfd readable the moment the process
     ends, so nothing polls. The child asks to be killed when the *thread* that started it ends, so that
@@ -135,9 +136,9 @@ class ChildProcess(ReportingProcess):
 
         Args:
             name: The name used in errors.
-            spec: What ``child.main`` receives; anything picklable.
+            spec: What ``main`` receives; anything picklable.
             environment: The child's whole environment.
-            start: How it is started; None: as a new Python.
+            start: How it is started; None: as a new Python, with the ``main`` of stages' processes.
 
         Raises:
             ValueError: ``spec`` cannot be pickled.
@@ -151,7 +152,7 @@ class ChildProcess(ReportingProcess):
             self._report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             kept.callback(os.close, self._report_fd)
             passed_on.callback(os.close, child_report_fd)
-            self._process = (start or _start)(environment, spec_fd, child_report_fd)
+            self._process = (start or new_python())(environment, spec_fd, child_report_fd)
             kept.callback(_end, self._process)
             self._pidfd = os.pidfd_open(self._process.pid)
             kept.pop_all()
@@ -237,9 +238,19 @@ def _spec_file(name: str, spec: object) -> AbstractContextManager[IO[bytes]]:
     return memory_file(sys.path, main, pickled)
 
 
-def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subprocess.Popen[bytes]:
-    code = _BOOTSTRAP.format(spec=spec_fd, report=report_fd)
-    return start_python(code, environment, (spec_fd, report_fd))
+def new_python(module: str = _STAGES, descriptors: Sequence[int] = ()) -> StartProcess:
+    """Starts a new Python that runs ``main`` of a module.
+
+    Args:
+        module: The module.
+        descriptors: Those of this process that the new one has too, under the same numbers.
+    """
+
+    def start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subprocess.Popen[bytes]:
+        code = _BOOTSTRAP.format(spec=spec_fd, report=report_fd, module=module)
+        return start_python(code, environment, (spec_fd, report_fd, *descriptors))
+
+    return start
 
 
 def _end(process: subprocess.Popen[bytes] | ForkedProcess) -> None:

@@ -19,13 +19,9 @@ from ray.util.metrics import Gauge
 
 from sglang_omni.config.plan.pipeline import plan_pipeline
 from sglang_omni.pipeline.processes import process
-from sglang_omni.pipeline.processes.child import (
-    LONGEST_TRACEBACK,
-    ReadStats,
-    configure_logging,
-    run_stages,
-)
+from sglang_omni.pipeline.processes.child import ReadStats, run_stages
 from sglang_omni.pipeline.processes.plan import plan_run
+from sglang_omni.pipeline.processes.reporting import LONGEST_TRACEBACK, configure_logging
 from sglang_omni.pipeline.processes.run_dir import IpcRuntimeDir, join_ipc_runtime_dir
 from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
 from sglang_omni.proto.stats import STATS_DESCRIPTIONS
