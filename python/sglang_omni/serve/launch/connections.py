@@ -123,11 +123,15 @@ class Connections:
         """
         if len(self._all) + opening < self.limit:
             return True
+        self.evict()
+        return False
+
+    def evict(self) -> None:
+        """Close the connection that has been without a request for longest, unless that is a moment."""
         oldest = next(iter(self._silent), None)
         if oldest is not None and time.monotonic() - oldest.silent_since >= _YOUNG_S:
             self.evicted += 1
             oldest.abort()
-        return False
 
     def begins(self, connection: Connection) -> None:
         self._all.add(connection)
