@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -46,7 +46,15 @@ class StageTotals(NamedTuple):
 
 
 class Metrics:
-    """What one server counts. Each server has its own, outside of the process-wide registry."""
+    """What one server counts. Each server has its own, outside of the process-wide registry.
+
+    Attributes:
+        request_begins: Counts a request as being answered, until ``request_done`` or ``requests_lost``.
+        queued: Counts the seconds that a request waited for its place.
+    """
+
+    request_begins: Callable[[], None]
+    queued: Callable[[float], None]
 
     def __init__(self) -> None:
         self._requests = _counter("requests_total", "HTTP requests answered.", "path", "status")
@@ -60,20 +68,16 @@ class Metrics:
         self._first_output = _histogram(
             "first_output_seconds", "Time until a streamed request's first output.", _SECONDS
         )
-        self.time_to_first_token = _histogram(
+        self._time_to_first_token = _histogram(
             "time_to_first_token_seconds",
             "From a streamed request's arrival to its first text.",
             _FIRST_TOKEN,
         )
-        self.inter_token_latency = _Tally(
-            "inter_token_latency_seconds",
-            "Between two pieces of a streamed text, divided by the tokens of the later one.",
-            _INTER_TOKEN,
-        )
+        self._inter_token_latency = interval_tally()
         self._request_latency = _histogram(
             "e2e_request_latency_seconds", "From a request's arrival to the end of its result.", _REQUEST
         )
-        self.request_queue_time = _histogram(
+        self._request_queue_time = _histogram(
             "request_queue_time_seconds",
             "Time that a request whose body is complete waited for a place.",
             _SECONDS,
@@ -112,15 +116,21 @@ class Metrics:
             "Seconds until a streamed answer's last sound, for each second of sound.",
             _REAL_TIME,
         )
-        self.in_flight = _gauge("requests_in_flight", "HTTP requests being answered.")
+        self._in_flight = _gauge("requests_in_flight", "HTTP requests being answered.")
         self._websockets = _counter(
             "websockets_total", "WebSockets that have ended, or were refused.", "path", "status"
         )
         self.open_websockets = _gauge("websockets_open", "WebSockets that are open.")
-        self.slow_clients = _counter(
+        self._slow_clients = _counter(
             "slow_clients_total", "Clients that were cut because they took their answers too slowly."
         )
+        self.request_begins = self._in_flight.inc
+        self.queued = self._request_queue_time.observe
         self.finished(UsageInfo())
+
+    def requests_lost(self, count: int) -> None:
+        """Requests that had begun are answered by nobody any more: their process has died."""
+        self._in_flight.dec(count)
 
     def request_done(self, path: str, status: int, seconds: float, tenant: str | None = None) -> None:
         """Count an answered request.
@@ -130,6 +140,7 @@ class Metrics:
             seconds: Time from its head to the end of its answer.
             tenant: The one whose key it showed, if any.
         """
+        self._in_flight.dec()
         if tenant is not None:
             self._of_tenants.labels(tenant, status).inc()
         self._requests.labels(path, status).inc()
@@ -139,8 +150,24 @@ class Metrics:
         """Count a WebSocket that has ended. ``status``: 101, or what it was refused with."""
         self._websockets.labels(path, status).inc()
 
+    def client_cut(self) -> None:
+        """Count a client that was cut because it took its answer too slowly."""
+        self._slow_clients.inc()
+
     def first_output(self, seconds: float) -> None:
         self._first_output.observe(seconds)
+
+    def first_token(self, seconds: float) -> None:
+        """Count a streamed request's first text, ``seconds`` after its arrival."""
+        self._time_to_first_token.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """Count a later token, ``seconds`` after the one before it."""
+        self._inter_token_latency.observe(seconds)
+
+    def next_tokens(self, counts: Sequence[int], total: float) -> None:
+        """Count later tokens of another process, as its ``Tally`` has them."""
+        self._inter_token_latency.add(counts, total)
 
     def generation_done(self, finish_reason: str, seconds: float, usage: UsageInfo | None) -> None:
         """Count a request that the pipeline is done with, ``seconds`` after its arrival."""
@@ -172,11 +199,14 @@ class Metrics:
 
     def played(self, playback: Playback) -> None:
         """Count what a listener has heard, if there was any sound."""
-        if playback.first_sound is None or playback.real_time_factor is None:
-            return
-        self._first_audio.observe(playback.first_sound)
-        self._underrun.observe(playback.underrun_s)
-        self._real_time_factor.observe(playback.real_time_factor)
+        if playback.first_sound is not None and playback.real_time_factor is not None:
+            self.heard(playback.first_sound, playback.underrun_s, playback.real_time_factor)
+
+    def heard(self, first_sound: float, underrun_s: float, real_time_factor: float) -> None:
+        """Count a stream of sound, by the numbers of its ``Playback``."""
+        self._first_audio.observe(first_sound)
+        self._underrun.observe(underrun_s)
+        self._real_time_factor.observe(real_time_factor)
 
     def finished(self, usage: UsageInfo | None) -> None:
         """Count the tokens of a request's result."""
@@ -201,9 +231,9 @@ class Metrics:
             _as_documented(family)
             for metric in (
                 *(self._requests, self._of_tenants, self._tokens, self._seconds, self._first_output),
-                *(self.in_flight, self._websockets, self.open_websockets, self.slow_clients),
-                *(self.time_to_first_token, self.inter_token_latency, self._request_latency),
-                *(self.request_queue_time, self._finished_reasons),
+                *(self._in_flight, self._websockets, self.open_websockets, self._slow_clients),
+                *(self._time_to_first_token, self._inter_token_latency, self._request_latency),
+                *(self._request_queue_time, self._finished_reasons),
                 *(self._prompt_tokens, self._generation_tokens, self._cached_tokens),
                 *(self._stage_visits, self._stage_work, self._stage_wait),
                 *heard,
@@ -225,7 +255,7 @@ def _histogram(name: str, text: str, bounds: Sequence[float], *labels: str) -> H
     return Histogram(_PREFIX + name, text, labels, buckets=bounds, registry=None)
 
 
-class _Tally:
+class Tally:
     """A histogram that one thread observes, for every token: the library's takes ten times as long."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
@@ -239,12 +269,34 @@ class _Tally:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Adds what ``take`` of another one returned."""
+        self._counts = [own + more for own, more in zip(self._counts, counts, strict=True)]
+        self._sum += total
+
+    def take(self) -> tuple[list[int], float] | None:
+        """How many were in each bucket since the last call, and their sum; None if there were none."""
+        if not any(self._counts):
+            return None
+        taken = self._counts, self._sum
+        self._counts, self._sum = [0] * len(self._counts), 0.0
+        return taken
+
     def collect(self) -> Iterable[Metric]:
         bounds = [*map(str, self._bounds), "+Inf"]
         buckets = list(zip(bounds, accumulate(self._counts), strict=True))
         family = HistogramMetricFamily(self._name, self._text)
         family.add_metric([], buckets, self._sum)
         return [family]
+
+
+def interval_tally() -> Tally:
+    """Counts the times between tokens."""
+    return Tally(
+        "inter_token_latency_seconds",
+        "Between two pieces of a streamed text, divided by the tokens of the later one.",
+        _INTER_TOKEN,
+    )
 
 
 class _Page(NamedTuple):

@@ -151,10 +151,15 @@ class AppState:
         self.coordinator.watch_visits(
             lambda visit: self.metrics.stage_visited(visit.instance, visit.work, visit.wait)
         )
-        self.history = History(self.metrics, self.running)
         if isinstance(self.transport, LocalTransport):
-            self.transport.observer = self.history
             self.transport.must_answer = True
+        self.observe(History(self.metrics, self.running))
+
+    def observe(self, history: History) -> None:
+        """Have this history follow the requests from now on."""
+        self.history = history
+        if isinstance(self.transport, LocalTransport):
+            self.transport.observer = history
 
     @property
     def served_name(self) -> str:
@@ -294,7 +299,7 @@ class AppState:
                 )
 
 
-def request_id_of(request: HTTPConnection, given: str | None) -> str:
+async def request_id_of(request: HTTPConnection, given: str | None) -> str:
     """Register a request that is about to run, and return its id.
 
     Args:
@@ -307,7 +312,7 @@ def request_id_of(request: HTTPConnection, given: str | None) -> str:
     running: RunningRequests = request.app.state.server.running
     name = request.state.request_name
     name.owner = owner_of(request)
-    request_id = running.admit(name, given)
+    request_id = await running.admit(name, given)
     request.state.request_id = request_id
     return request_id
 

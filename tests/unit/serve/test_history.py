@@ -97,8 +97,8 @@ async def test_probes_are_not_counted() -> None:
 async def test_a_request_is_found_by_each_of_its_names() -> None:
     watched = Watched()
     name = RequestName("x", "called", owner="ann")
-    watched.running.admit(name, "chosen")
-    parts = watched.running.split(name, 2)
+    await watched.running.admit(name, "chosen")
+    parts = await watched.running.split(name, 2)
     for part in parts:
         await watched.ask(part, owner="ann")
     watched.running.leave(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ class Access:
         allowed_hosts: Further such names; ``*`` for any.
         tenants: The tenant that a key belongs to, by key. All keys of a tenant are one owner.
         allowed_origins: Origins of web pages that may use the server; ``*`` for any.
+        owner_secret: Owners are hashes with it, the same in all of the server's processes.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -24,3 +26,4 @@ class Access:
     allowed_hosts: tuple[str, ...] = ()
     tenants: Mapping[str, str] = field(default_factory=dict)
     allowed_origins: tuple[str, ...] = ()
+    owner_secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from sglang_omni.proto import Unavailable
 from sglang_omni.serve.front.limits import BodyLimits
 
 DEFAULT_QUEUE_TIMEOUT = 60.0
@@ -137,6 +138,21 @@ class Admission:
         seconds = (len(self._queue) + 1) * mean / limit
         return min(max(1, math.ceil(seconds)), _LONGEST_RETRY_AFTER_S)
 
+    async def check(self, body_size: int | None) -> None:
+        """Refuse a request whose head has come, if its permit would be refused.
+
+        Args:
+            body_size: Bytes of its body; None if they are not known.
+
+        Raises:
+            Unavailable: No new requests are taken.
+            HTTPException: 429: the queue is full.
+        """
+        if self.closed is not None:
+            raise Unavailable(self.closed)
+        if self.is_full:
+            raise self.refusal("queue_full")
+
     async def acquire(self, leaving: Callable[[], Awaitable[Any]]) -> Permit | None:
         """A permit, waited for in the queue if none is free.
 
@@ -202,7 +218,7 @@ class Admission:
         seconds = self.retry_after
         return HTTPException(429, f"{why}; try again in {seconds} s", headers={"retry-after": str(seconds)})
 
-    def hold_bytes(self, more: int) -> None:
+    async def hold_bytes(self, more: int) -> None:
         """Count ``more`` bytes of a body, until ``release_bytes``.
 
         Raises:

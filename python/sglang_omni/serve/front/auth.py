@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import secrets
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -55,7 +54,7 @@ class Guard:
         self._hosts = {name.lower() for name in (access.host, *access.allowed_hosts) if name}
         self._tenants = {key.encode(): tenant for key, tenant in access.tenants.items()}
         self._origins = frozenset(access.allowed_origins)
-        self._secret = secrets.token_bytes(32)
+        self._secret = access.owner_secret
 
     def refusal(self, scope: Scope) -> Response | None:
         """The answer to a request that is not allowed; None if it is."""

@@ -21,7 +21,7 @@ from sglang_omni.serve.metrics import Metrics
 # Bytes of a refused body that are read.
 _MOST_DROPPED = 2**30
 # Bytes of each body that do not count towards the limit on all: large ones must not keep small ones out.
-_UNCOUNTED = 65_536
+UNCOUNTED = 65_536
 # Paths that begin so: administration and cancelling have to reach a server that is full.
 _WITHOUT_PERMIT = ("/abort_request", "/flush_cache", "/start_profile", "/stop_profile", "/v1/responses/")
 
@@ -69,12 +69,11 @@ class AdmissionMiddleware:
 
     async def _count(self, scope: Scope, request: AdmittedRequest) -> None:
         started = time.monotonic()
-        self.metrics.in_flight.inc()
+        self.metrics.request_begins()
         try:
             await self._answer(scope, request)
         finally:
             request.end()
-            self.metrics.in_flight.dec()
             state = scope.get("state", {})
             path, seconds = _path(scope), time.monotonic() - started
             self.metrics.request_done(path, request.status, seconds, state.get("tenant"))
@@ -90,11 +89,10 @@ class AdmissionMiddleware:
             await self._refuse(request.too_large, scope, request)
             return
         if scope["method"] == "POST" and not scope["path"].startswith(_WITHOUT_PERMIT):
-            if self.admission.closed:
-                await self._refuse(Unavailable(self.admission.closed), scope, request)
-                return
-            if self.admission.is_full:
-                await self._refuse(self.admission.refusal("queue_full"), scope, request)
+            try:
+                await self.admission.check(int(length) if length.isdigit() else None)
+            except (Unavailable, HTTPException) as exc:
+                await self._refuse(exc, scope, request)
                 return
             request.needs_permit = True
             scope.setdefault("state", {})["admitted"] = request
@@ -172,8 +170,8 @@ class AdmittedRequest:
         message = await self.read()
         if not self.needs_permit or message["type"] != "http.request":
             return message
-        more = max(0, self._received - _UNCOUNTED) - self._held
-        self._admission.hold_bytes(more)
+        more = max(0, self._received - UNCOUNTED) - self._held
+        await self._admission.hold_bytes(more)
         self._held += more
         if not self._is_unread:
             self.needs_permit = False
@@ -181,7 +179,7 @@ class AdmittedRequest:
             self._permit = await self._admission.acquire(self._receive)
             if self._permit is None:
                 return {"type": "http.disconnect"}
-            self._metrics.request_queue_time.observe(time.monotonic() - began)
+            self._metrics.queued(time.monotonic() - began)
         return message
 
     async def send(self, message: Message) -> None:

@@ -64,7 +64,7 @@ class RunningRequests:
     def __init__(self) -> None:
         self._by_name: dict[tuple[str | None, str], list[RequestName]] = {}
 
-    def admit(self, name: RequestName, chosen: str | None) -> str:
+    async def admit(self, name: RequestName, chosen: str | None) -> str:
         """Register a request that is about to run, and return its id.
 
         Several requests may have the same id in their headers, since services pass on the ids of their own
@@ -86,7 +86,7 @@ class RunningRequests:
         self._enter(name)
         return name.id
 
-    def split(self, name: RequestName, count: int) -> Sequence[str]:
+    async def split(self, name: RequestName, count: int) -> Sequence[str]:
         """The ids for ``count`` parts of a running request: its own if there is one part, else numbered."""
         if count > 1:
             self.leave(name)
@@ -97,7 +97,7 @@ class RunningRequests:
             self._enter(name)
         return name.parts
 
-    def rename_parts(self, name: RequestName, parts: Sequence[str]) -> Sequence[str]:
+    async def rename_parts(self, name: RequestName, parts: Sequence[str]) -> Sequence[str]:
         """Give the parts of a running request ids of the caller's.
 
         Raises:

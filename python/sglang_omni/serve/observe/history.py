@@ -75,12 +75,15 @@ class History:
             arrived=now if name is None else name.arrived,
             began=now,
         )
-        key = (request.owner, request_id)
+        self.remember(generation)
+        return Watch(generation, self._metrics)
+
+    def remember(self, generation: Generation) -> None:
+        key = (generation.owner, generation.request_id)
         self._generations[key] = generation
         self._generations.move_to_end(key)
         if len(self._generations) > MOST_REMEMBERED:
             self._generations.popitem(last=False)
-        return Watch(generation, self._metrics)
 
     def since(self, moment: float) -> list[Generation]:
         """Those that were not over at a moment of ``time.monotonic``."""
@@ -121,9 +124,9 @@ class Watch:
             now = time.monotonic()
             if generation.first_token is None:
                 generation.first_token = now
-                self._metrics.time_to_first_token.observe(now - generation.arrived)
+                self._metrics.first_token(now - generation.arrived)
             else:
-                self._metrics.inter_token_latency.observe((now - self._last) / (len(part.token_ids) or 1))
+                self._metrics.next_token((now - self._last) / (len(part.token_ids) or 1))
             self._last = now
 
     def end(self, error: BaseException | None) -> None:

@@ -39,7 +39,7 @@ async def transcribe(
         permit = await server.admission.acquire(asyncio.Event().wait)
         assert permit is not None
         try:
-            request_id = server.running.admit(name, None)
+            request_id = await server.running.admit(name, None)
             answer = AnswerBuilder()
             async with aclosing(server.transport.parts(request, request_id)) as parts:
                 async for heard in parts:

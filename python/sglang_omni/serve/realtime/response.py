@@ -175,7 +175,7 @@ class Response:
         permit = await server.admission.acquire(asyncio.Event().wait)
         assert permit is not None
         try:
-            request_id = server.running.admit(name, None)
+            request_id = await server.running.admit(name, None)
             async with aclosing(server.transport.parts(request, request_id)) as parts:
                 await self._send(parts)
         finally:

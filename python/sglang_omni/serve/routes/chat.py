@@ -68,11 +68,13 @@ def chat_routes(server: AppState) -> APIRouter:
         generate = to_generate_request(server, body)
         generate.session_id, generate.owner = session_key(request, body), owner_of(request)
         audio_format = audio_format_of(body)
-        request_id = request_id_of(request, body.request_id)
+        request_id = await request_id_of(request, body.request_id)
         created = int(time.time())
         reply = _Reply(
             head={"id": f"chatcmpl-{request_id}", "created": created, "model": model},
-            choices=choices_of(server, request, [generate], per_prompt=body.n, audio_format=audio_format),
+            choices=await choices_of(
+                server, request, [generate], per_prompt=body.n, audio_format=audio_format
+            ),
             answers=Answers(
                 created,
                 tuple(body.modalities or ("text",)),

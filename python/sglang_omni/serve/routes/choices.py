@@ -158,7 +158,7 @@ class Choices:
             await parts.put(None)
 
 
-def choices_of(
+async def choices_of(
     server: AppState,
     request: Request,
     prompts: Sequence[GenerateRequest],
@@ -191,11 +191,11 @@ def choices_of(
         request.state.admitted.widen(count)
     name = request.state.request_name
     if names is None:
-        ids = server.running.split(name, count)
+        ids = await server.running.split(name, count)
     else:
         each = range(per_prompt)
         numbered = [f"{own}-{index}" for own in names for index in each] if per_prompt > 1 else list(names)
-        ids = server.running.rename_parts(name, numbered)
+        ids = await server.running.rename_parts(name, numbered)
     return Choices(server.transport, ids, prompts, per_prompt=per_prompt, audio_format=audio_format)
 
 

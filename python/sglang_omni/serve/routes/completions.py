@@ -65,9 +65,9 @@ def completion_routes(server: AppState) -> APIRouter:
         prompts = _prompts(body)
         echoes = await _texts(server, prompts) if body.echo else []
         requests = [_request(server, body, sampling, prompt, request) for prompt in prompts]
-        request_id = request_id_of(request, body.request_id)
+        request_id = await request_id_of(request, body.request_id)
         param = "n" if body.best_of is None else "best_of"
-        choices = choices_of(server, request, requests, per_prompt=body.best_of or body.n, param=param)
+        choices = await choices_of(server, request, requests, per_prompt=body.best_of or body.n, param=param)
         head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",

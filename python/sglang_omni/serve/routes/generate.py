@@ -86,8 +86,8 @@ def generate_routes(server: AppState) -> APIRouter:
         if rids is not None and body.request_id not in (None, *rids):
             raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
         whole = isinstance(body.rid, list)
-        request_id = request_id_of(request, None if whole else (rids[0] if rids else body.request_id))
-        choices = choices_of(
+        request_id = await request_id_of(request, None if whole else (rids[0] if rids else body.request_id))
+        choices = await choices_of(
             server,
             request,
             requests,

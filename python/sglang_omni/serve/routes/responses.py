@@ -96,7 +96,7 @@ def response_routes(server: AppState) -> APIRouter:
                 server, body.reasoning.effort, with_tools=bool(body.tools), param="reasoning.effort"
             )
         generate = _request(server, body, previous, items, request)
-        request_id = request_id_of(request, body.request_id)
+        request_id = await request_id_of(request, body.request_id)
         response_id = server.responses.new_id()
         kept = KeptResponse(owner, _head(response_id, body, model), items, previous)
         reply = _Reply(server, body, request_id, kept, OutputWriter())

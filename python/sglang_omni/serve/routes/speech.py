@@ -44,7 +44,7 @@ def speech_routes(server: AppState) -> APIRouter:
                 param="timings",
                 code="unsupported_parameter",
             )
-        request_id = request_id_of(request, body.request_id)
+        request_id = await request_id_of(request, body.request_id)
         generate = speech_request(
             server,
             request,

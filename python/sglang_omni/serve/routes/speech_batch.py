@@ -46,8 +46,8 @@ def speech_batch_routes(server: AppState) -> APIRouter:
         server.check_task("speech")
         _check_length(body)
         batch = _Batch(server, body, request)
-        request_id = request_id_of(request, body.request_id)
-        ids = server.running.split(request.state.request_name, len(body.items))
+        request_id = await request_id_of(request, body.request_id)
+        ids = await server.running.split(request.state.request_name, len(body.items))
         results: list[dict[str, Any]] = [{} for _ in body.items]
 
         def speaking(index: int) -> Work:

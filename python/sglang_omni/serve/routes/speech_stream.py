@@ -56,7 +56,7 @@ def speech_stream_routes(server: AppState) -> APIRouter:
     async def speech_stream(websocket: WebSocket) -> None:
         """Speak text as it comes."""
         server.check_task("speech")
-        session_id = request_id_of(websocket, None)
+        session_id = await request_id_of(websocket, None)
         await websocket.accept()
         session = _Session(server, websocket, session_id)
         try:

@@ -85,7 +85,7 @@ async def _transcribe(server: AppState, request: Request, task: str) -> Response
         timings=fields.timings,
     )
     _check_params(server, task, generate)
-    request_id = request_id_of(request, fields.request_id)
+    request_id = await request_id_of(request, fields.request_id)
     if fields.stream:
         return EventStream(
             _events(server, generate, fields, task, request_id), request_id=request_id, done=False
