@@ -262,7 +262,7 @@ bench-host: build ## what the host adds to a step, beside SGLang's own server, o
 	cd benches && ../$(BIN)/python host.py $(BENCH)
 
 .PHONY: bench-tokens
-bench-tokens: build ## CPU of the API process and of a stage's event loop for each streamed token; a minute
+bench-tokens: build ## CPU of the API's processes and of a stage's event loop for each streamed token; two minutes
 	cd benches && ../$(BIN)/python tokens.py $(BENCH)
 
 .PHONY: bench-rust

@@ -1,15 +1,16 @@
-"""``make bench-tokens``: what a streamed token costs in the API process and in its stage's event loop.
+"""``make bench-tokens``: what a streamed token costs in the API's processes and in its stage's event loop.
 
 ``launch_server`` serves a pipeline of one stage, in a process of its own, whose scheduler gives every running
 request a token a step, at a fixed pace. The client reads bytes and parses none of them. CPU time is that of
 the threads, from the kernel, so that a busy machine changes it less than a time on the clock.
 
-python benches/tokens.py [--streams 1 64] [--step-s 0.01] [--python OLD/bin/python NEW/bin/python]
+python benches/tokens.py [--streams 1 64] [--api-workers 1 2] [--python OLD/bin/python NEW/bin/python]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import selectors
@@ -41,13 +42,15 @@ class Figures(NamedTuple):
     """Of one window.
 
     Attributes:
-        api_us: CPU of the API process a token, in microseconds.
+        main_us: CPU of the main process a token, in microseconds.
+        workers_us: Of all API workers together.
         loop_us: Of the thread of the stage's event loop.
         events: Server-sent events a token.
         tokens_per_s: Tokens a second of the clock.
     """
 
-    api_us: float
+    main_us: float
+    workers_us: float
     loop_us: float
     events: float
     tokens_per_s: float
@@ -63,12 +66,16 @@ def cpu_s(pid: int, thread: int | None = None) -> float:
 class Server:
     """``launch_server`` on a free port, with the one stage; end it with ``close``."""
 
-    def __init__(self, folder: str, tokens: int, step_s: float, python: str = sys.executable) -> None:
+    def __init__(
+        self, folder: str, tokens: int, step_s: float, python: str = sys.executable, workers: int = 1
+    ) -> None:
         config = Path(folder) / "tokens.yaml"
         config.write_text(_CONFIG.format(folder=folder, tokens=tokens, step_s=step_s))
         here = str(Path(__file__).parent)
         log = Path(folder) / "log"
         command = [python, "-m", "sglang_omni.launch_server", "--config", str(config), "--port", "0"]
+        if workers > 1:  # an older version, to compare with, does not know the flag
+            command += ["--api-workers", str(workers)]
         with log.open("wb") as out:
             self.process = subprocess.Popen(
                 [
@@ -86,7 +93,8 @@ class Server:
                 start_new_session=True,
             )
         self.port = self._until_served(log)
-        self.stage = self._stage()
+        (self.stage,) = self._children(b"processes.child")
+        self.workers = self._children(b"api_worker")
 
     def close(self) -> None:
         self.process.terminate()
@@ -101,27 +109,33 @@ class Server:
             time.sleep(0.2)
         raise SystemExit(f"the server did not start:\n{log.read_text()}")
 
-    def _stage(self) -> int:
-        for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
-            with open(f"/proc/{child}/cmdline", "rb") as file:
-                command = file.read()
-            if b"resource_tracker" not in command:
-                return int(child)
-        raise SystemExit("the stage has no process of its own")
+    def _children(self, mark: bytes) -> list[int]:
+        """Those with ``mark`` on their command line."""
+        own = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [
+            int(pid) for pid in own.read_text().split() if mark in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
 
     def window(self, streams: int, tokens: int) -> Figures:
         """One answer to each of ``streams`` clients at once."""
-        api, loop = cpu_s(self.process.pid), cpu_s(self.stage, self.stage)
+        main, workers, loop = self._cpu()
         began = time.perf_counter()
         events = read_all(self.port, streams)
         took = time.perf_counter() - began
         total = streams * tokens
+        main_after, workers_after, loop_after = self._cpu()
         return Figures(
-            (cpu_s(self.process.pid) - api) / total * 1e6,
-            (cpu_s(self.stage, self.stage) - loop) / total * 1e6,
+            (main_after - main) / total * 1e6,
+            (workers_after - workers) / total * 1e6,
+            (loop_after - loop) / total * 1e6,
             events / total,
             total / took,
         )
+
+    def _cpu(self) -> tuple[float, float, float]:
+        """Of the main process, of all workers, and of the stage's event loop."""
+        workers = sum(cpu_s(worker) for worker in self.workers)
+        return cpu_s(self.process.pid), workers, cpu_s(self.stage, self.stage)
 
 
 def read_all(port: int, streams: int) -> int:
@@ -157,31 +171,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=400, help="of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
+        "--api-workers", type=int, nargs="+", default=[1, 2], metavar="N", help="to compare, in turns"
+    )
+    parser.add_argument(
         "--python", nargs="+", default=[sys.executable], help="environments to compare, in turns"
     )
     args = parser.parse_args(argv)
     progress(f"load {conditions()['load']}")
-    taken: dict[tuple[str, int], list[Figures]] = {}
+    taken: dict[tuple[str, int, int], list[Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        servers = []
-        for number, python in enumerate(args.python):
-            (own := Path(folder) / str(number)).mkdir()
-            servers.append((python, Server(str(own), args.tokens, args.step_s, python)))
+        servers: list[tuple[str, int, Server]] = []
+        for python, workers in itertools.product(args.python, args.api_workers):
+            (own := Path(folder) / str(len(servers))).mkdir()
+            servers.append((python, workers, Server(str(own), args.tokens, args.step_s, python, workers)))
         try:
             for number in range(1 + args.rounds):
                 for streams in args.streams:
-                    for python, server in servers:
+                    for python, workers, server in servers:
                         figures = server.window(streams, args.tokens)
                         if number:  # the first one warms up
-                            taken.setdefault((python, streams), []).append(figures)
+                            taken.setdefault((python, workers, streams), []).append(figures)
         finally:
-            for _, server in servers:
+            for *_, server in servers:
                 server.close()
-    print("| environment | streams | API, us a token | stage's loop, us | events a token | tokens/s |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for (python, streams), windows in taken.items():
-        api, loop, events, rate = (statistics.median(column) for column in zip(*windows, strict=True))
-        print(f"| {python} | {streams} | {api:.1f} | {loop:.1f} | {events:.2f} | {rate:,.0f} |")
+    print(
+        "| environment | API workers | streams | main process, us a token | workers, us | stage's loop, us | "
+        "events a token | tokens/s |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for (python, workers, streams), windows in taken.items():
+        main_us, own, loop, events, rate = (statistics.median(each) for each in zip(*windows, strict=True))
+        print(
+            f"| {python} | {workers} | {streams} | {main_us:.1f} | {own:.1f} | {loop:.1f} | {events:.2f} | "
+            f"{rate:,.0f} |"
+        )
     progress(f"load {conditions()['load']}")
     return 0
 

@@ -21,11 +21,11 @@ from sglang_omni.serve.launch.ice import replicas_turn, take_ice_servers
 from sglang_omni.serve.launch.keys import routers_keys, take_access
 from sglang_omni.serve.launch.launchers import check_launcher_flags, chosen_launcher
 from sglang_omni.serve.launch.listening import (
+    Certificate,
     check_listen_flags,
     routers_listening,
-    tls_context,
 )
-from sglang_omni.serve.launch.log_limit import LogLimit
+from sglang_omni.serve.launch.log_limit import limit_logs
 from sglang_omni.serve.launch.options import add_flags, given_limits, passed_on
 from sglang_omni.serve.launch.parts import (
     check_part_flags,
@@ -119,6 +119,8 @@ def _parse(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
     args.access = take_access(parser, args)
     args.ice_servers = take_ice_servers(parser, args)
     args.tracing = take_tracing(parser, args)
+    if args.tracing is not None and args.api_workers > 1:
+        parser.error("--api-workers: spans of requests are made in one process only; leave one of both out")
     if args.dp_size > 1:
         router = routers_keys(parser, args.access, args.router, args.api_key_file)
         args.router = routers_listening(parser, args, router)
@@ -144,10 +146,7 @@ def _log_to_stderr(args: argparse.Namespace) -> None:
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [{args.log_name}] %(name)s: %(message)s",
     )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogLimit())
-    for chatty in ("httpx", "httpx2", "uvicorn"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    limit_logs()
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -200,12 +199,13 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
         max_json_size=args.max_json_size,
         start_timeout=args.start_timeout,
         drain_timeout=args.drain_timeout,
+        api_workers=args.api_workers,
         request_timeout=args.request_timeout or None,
         strict_params=args.strict_params,
         limits=given_limits(args),
         launcher=chosen_launcher(args),
         access=args.access,
-        tls=tls_context(args.ssl_certfile, args.ssl_keyfile) if args.ssl_certfile is not None else None,
+        tls=None if args.ssl_certfile is None else Certificate(args.ssl_certfile, args.ssl_keyfile),
         tracing=args.tracing,
         ice_servers=args.ice_servers,
     )

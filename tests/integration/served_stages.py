@@ -105,3 +105,47 @@ class Steps(Speaker):
                         del running[request_id]
                         whole = {"text": "".join(f" {number}" for number in range(end))}
                         self.outbox.put(OutgoingMessage(request_id, "result", whole))
+
+
+class Counting:
+    """Counts for each request, a number a step and all in the same steps, until it may stop.
+
+    It may stop at the number that is its prompt, or, if that is none, once a file is there.
+    """
+
+    def __init__(self) -> None:
+        self.inbox: Queue[IncomingMessage | None] = Inbox()
+        self.outbox: Queue[OutgoingMessage] = Outbox()
+        self.running: dict[str, tuple[int, str]] = {}
+
+    def start(self) -> None:
+        while True:
+            while not self.running or not self.inbox.empty():
+                if (message := self.inbox.get()) is None:
+                    return
+                inputs = message.data.request.inputs
+                prompt = inputs.get("prompt") or inputs["messages"][-1]["content"]
+                self.running[message.request_id] = 0, prompt
+            released = Path(os.environ["TEST_RELEASE_FILE"]).exists()
+            with self.outbox.together():
+                for request_id, (number, prompt) in list(self.running.items()):
+                    self.step(request_id, number, is_last=prompt == str(number) or released)
+            time.sleep(0.005)
+
+    def step(self, request_id: str, number: int, *, is_last: bool) -> None:
+        token = {"modality": "text", "text": f" {number}", "token_ids": [number]}
+        self.outbox.put(OutgoingMessage(request_id, "stream", token))
+        if request_id in self.running:
+            self.running[request_id] = number + 1, self.running[request_id][1]
+        if is_last:
+            self.running.pop(request_id, None)
+            usage = {"prompt_tokens": 1, "completion_tokens": number + 1}
+            text = "".join(f" {each}" for each in range(number + 1))
+            whole = {"text": text, "finish_reason": "stop", "usage": usage}
+            self.outbox.put(OutgoingMessage(request_id, "result", whole))
+
+    def stop(self) -> None:
+        self.inbox.put(None)
+
+    def abort(self, request_id: str) -> None:
+        self.running.pop(request_id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -185,7 +186,8 @@ class LocalTransport(Transport):
         if timings is None:
             return None
         await asyncio.sleep(_TIMINGS_LAG_S)
-        return dict(timings(request_id, **_owned(owner)))
+        found = timings(request_id, **_owned(owner))
+        return dict(await found if isawaitable(found) else found)
 
 
 async def _one_by_one(

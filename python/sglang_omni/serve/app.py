@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
 from sglang_omni import __version__
@@ -43,6 +43,31 @@ from sglang_omni.serve.state import AppState, Capabilities
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+MakeRoutes = Callable[[AppState], APIRouter]
+
+# What costs time for each token or byte. API workers serve it themselves.
+GENERATION_ROUTES: Sequence[MakeRoutes] = (
+    chat_routes,
+    completion_routes,
+    speech_routes,
+    transcription_routes,
+    generate_routes,
+)
+_OTHER_ROUTES: Sequence[MakeRoutes] = (
+    speech_batch_routes,
+    speech_stream_routes,
+    voice_routes,
+    response_routes,
+    tokenize_routes,
+    realtime_routes,
+    realtime_call_routes,
+    embedding_routes,
+    admin_routes,
+    profile_routes,
+    inside_routes,
+    page_routes,
+)
 
 
 def create_app(
@@ -94,7 +119,19 @@ def create_app(
         strict_params=strict_params,
         ice_servers=ice_servers,
     )
-    access = access or Access()
+    routers = [make(server) for make in (*GENERATION_ROUTES, *_OTHER_ROUTES)]
+    return app_of(server, access or Access(), routers, max_body_size, tracer=tracer)
+
+
+def app_of(
+    server: AppState,
+    access: Access,
+    routers: Iterable[APIRouter],
+    max_body_size: int,
+    *,
+    tracer: Tracer | None = None,
+) -> FastAPI:
+    """The application with these routes, behind what every request passes."""
     middleware = [
         # First, since a browser asks without a key whether a page may send one.
         *cross_origin(access.allowed_origins),
@@ -120,26 +157,7 @@ def create_app(
     )
     app.state.server = server
     hints = RouteHints()
-    for routes in (
-        chat_routes,
-        completion_routes,
-        speech_routes,
-        speech_batch_routes,
-        speech_stream_routes,
-        voice_routes,
-        transcription_routes,
-        generate_routes,
-        response_routes,
-        tokenize_routes,
-        realtime_routes,
-        realtime_call_routes,
-        embedding_routes,
-        admin_routes,
-        profile_routes,
-        inside_routes,
-        page_routes,
-    ):
-        router = routes(server)
+    for router in routers:
         app.include_router(router)
         hints.add(router)
     errors.install(app, hints)

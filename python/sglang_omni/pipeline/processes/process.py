@@ -34,24 +34,8 @@ _REPORT_CHUNK = 1 << 16
 # States in /proc that keep a process from answering, in words.
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits inside the kernel"}
 
-# Set in a pipeline's process.
-inside_child = False
-
 # Starts a process that runs a ``main``, given its whole environment and that function's two descriptors.
 StartProcess = Callable[[Mapping[str, str], int, int], "subprocess.Popen[bytes] | ForkedProcess"]
-
-
-def refuse_inside_child() -> None:
-    """Raise RuntimeError in a pipeline's process.
-
-    A script that starts its pipeline while it is imported would start another one in each process that
-    imports it for its functions, and so on without end.
-    """
-    if inside_child:
-        raise RuntimeError(
-            "a stage's process must not start a pipeline of its own. If it does so by importing the "
-            'script that holds its functions, put the start under `if __name__ == "__main__":`'
-        )
 
 
 class ProcessFailure(RuntimeError):

@@ -16,7 +16,7 @@ from multiprocessing import spawn
 from types import FrameType
 from typing import Any, BinaryIO, Protocol
 
-from sglang_omni.pipeline.processes import process
+from sglang_omni.pipeline.processes import inside
 from sglang_omni.supervision.exits import write_stacks_on_sigquit
 from sglang_omni.supervision.parent import end_with_parent
 
@@ -61,7 +61,7 @@ def run_and_report(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     write_stacks_on_sigquit()
     os.set_inheritable(report_fd, False)
-    process.inside_child = True
+    inside.inside_child = True
     status = 1
     try:
         with source:

@@ -16,10 +16,10 @@ from sglang_omni.config.schema import PipelineConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.build import build_coordinator
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
+from sglang_omni.pipeline.processes.inside import refuse_inside_child
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.local import LocalLauncher
 from sglang_omni.pipeline.processes.plan import RunPlan, plan_run
-from sglang_omni.pipeline.processes.process import refuse_inside_child
 from sglang_omni.pipeline.processes.supervisor import LEAVE_S, Supervisor
 from sglang_omni.pipeline.processes.watchdog import Watchdog
 from sglang_omni.pipeline.specs import ProcessSpec

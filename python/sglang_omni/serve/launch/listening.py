@@ -6,7 +6,7 @@ import argparse
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # In a fleet the router listens: its fields for these flags.
 _ROUTERS = {
@@ -14,6 +14,13 @@ _ROUTERS = {
     "ssl_keyfile": "tls_key_path",
     "allowed_origins": "cors_allowed_origins",
 }
+
+
+class Certificate(NamedTuple):
+    """The files of a certificate, with its chain, and of its key."""
+
+    path: Path
+    key: Path
 
 
 def check_listen_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

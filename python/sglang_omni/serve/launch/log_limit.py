@@ -47,3 +47,11 @@ class LogLimit(logging.Filter):
             record.msg, record.args = f"{text[:_LONGEST]}{more}", ()
             bucket.left_out = 0
         return True
+
+
+def limit_logs() -> None:
+    """Have this process's log hold no more than it should, and of chatty libraries only warnings."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
+    for chatty in ("httpx", "httpx2", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

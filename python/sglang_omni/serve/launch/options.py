@@ -112,6 +112,15 @@ FLAGS: tuple[Flag, ...] = (
         several=True,
     ),
     _of_replicas(
+        "api_workers",
+        SERVER,
+        "processes of a replica that serve HTTP; two or more where one is busy with writing tokens "
+        "(default: %(default)s)",
+        count,
+        default=1,
+        metavar="PROCESSES",
+    ),
+    _of_replicas(
         "start_timeout",
         SERVER,
         "a server that is not up after this long gives up (default: %(default)g)",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +22,14 @@ from sglang_omni.serve.app import create_app
 from sglang_omni.serve.front.access import Access
 from sglang_omni.serve.front.admission import AdmissionLimits
 from sglang_omni.serve.front.limits import BodyLimits
+from sglang_omni.serve.launch.api_workers import ApiWorkers
+from sglang_omni.serve.launch.listening import Certificate, tls_context
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
 from sglang_omni.serve.launch.tracing import Tracing
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
 from sglang_omni.serve.state import AppState, Capabilities
+from sglang_omni.serve.workers.app import WorkerSettings
 from sglang_omni.supervision.garbage import freeze_loaded
 from sglang_omni.supervision.ports import bind_alone, listen
 
@@ -53,6 +55,7 @@ class ReplicaOptions:
         max_json_size: Bytes of a JSON body apart from its media.
         start_timeout: Seconds for the pipeline's processes to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
+        api_workers: How many processes serve HTTP. One: this process does.
         request_timeout: Seconds that one request may take; None: any.
         strict_params: Refuse what answers would else only warn of.
         limits: Those of `--max-concurrent-requests`, `--queue-size` and `--queue-timeout` that were given.
@@ -70,12 +73,13 @@ class ReplicaOptions:
     max_json_size: int = BodyLimits.max_json_size
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
+    api_workers: int = 1
     request_timeout: float | None = 600.0
     strict_params: bool = False
     limits: Mapping[str, float] = field(default_factory=dict)
     launcher: Launcher | None = None
     access: Access | None = None
-    tls: ssl.SSLContext | None = None
+    tls: Certificate | None = None
     tracing: Tracing | None = None
     ice_servers: IceServers = NO_ICE_SERVERS
 
@@ -89,21 +93,19 @@ async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
         runner = MultiProcessPipelineRunner(plan.config, launcher=options.launcher, plan=plan)
         stopped = asyncio.ensure_future(signals.received.wait())
         try:
-            if not await _start(runner, options, stopped):
+            if not await _is_up(runner.start(options.start_timeout), stopped):
                 logger.info("Stopped before it served")
                 return signals.status_unserved()
-            return await _serve(runner, plan, options, listener, signals)
+            return await _serve(runner, plan, options, listener, signals, stopped)
         finally:
             stopped.cancel()
             exit_after(_SHUTDOWN_S)
             await runner.stop()
 
 
-async def _start(
-    runner: MultiProcessPipelineRunner, options: ReplicaOptions, stopped: asyncio.Future[Any]
-) -> bool:
-    """True if the pipeline is up; False if a signal came before."""
-    starting = asyncio.ensure_future(runner.start(options.start_timeout))
+async def _is_up(start: Coroutine[Any, Any, None], stopped: asyncio.Future[Any]) -> bool:
+    """True once ``start`` has returned; False if a signal came before."""
+    starting = asyncio.ensure_future(start)
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if stopped.done():
         starting.cancel()
@@ -119,8 +121,11 @@ async def _serve(
     options: ReplicaOptions,
     listener: socket.socket,
     signals: StopSignals,
+    stopped: asyncio.Future[Any],
 ) -> int:
     config = runner.config
+    access = options.access or Access()
+    workers: ApiWorkers | None = None
     held = await _held(runner)
     limits = AdmissionLimits.of_pipeline(held, options.limits)
     spans = None
@@ -128,28 +133,52 @@ async def _serve(
         from sglang_omni.serve.observe.otel import SpanExport
 
         spans = SpanExport(options.tracing.endpoint)
-    app = create_app(
-        Client(runner.coordinator),
+    settings = WorkerSettings(
         model_name=next(iter(options.model_names), config.name),
         aliases=options.model_names[1:],
         capabilities=Capabilities.of(config),
         max_body_size=options.max_body_size,
         max_json_size=options.max_json_size,
         request_timeout=options.request_timeout,
+        strict_params=options.strict_params,
+        access=access,
+        terminal_stages=runner.coordinator.terminal_stages,
+    )
+    app = create_app(
+        Client(runner.coordinator),
+        model_name=settings.model_name,
+        aliases=settings.aliases,
+        capabilities=settings.capabilities,
+        max_body_size=options.max_body_size,
+        max_json_size=options.max_json_size,
+        request_timeout=options.request_timeout,
         limits=limits,
-        info=lambda: _info(runner),
-        access=options.access,
+        info=lambda: _info(runner, workers),
+        access=access,
         tracer=None if spans is None else spans.tracer,
         graph=pipeline_graph(plan),
         strict_params=options.strict_params,
         ice_servers=options.ice_servers,
     )
+    state: AppState = app.state.server
+    if options.api_workers > 1:
+        workers = ApiWorkers(
+            options.api_workers,
+            settings,
+            options.tls,
+            server=state,
+            app=app,
+            coordinator=runner.coordinator,
+            watchdog=config.watchdog,
+        )
+        if not await _is_up(workers.start(options.start_timeout), stopped):
+            return signals.status_unserved()
+    tls = None if options.tls is None else tls_context(*options.tls)
+    server = workers or WebServer(app, tls=tls, on_cut=state.metrics.client_cut)
     listen(listener, _BACKLOG)
-    server = WebServer(app, tls=options.tls, on_cut=app.state.server.metrics.slow_clients.inc)
     freeze_loaded()
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     lost = asyncio.ensure_future(runner.wait_failed())
-    stopped = asyncio.ensure_future(signals.received.wait())
     host, port = listener.getsockname()[:2]
     logger.info("%s holds %s", config.name, limits.describe(held))
     scheme = "http" if options.tls is None else "https"
@@ -159,14 +188,13 @@ async def _serve(
         if lost.done():
             logger.critical("%s", lost.result())
             return 1
-        await _drain(runner, app.state.server, signals, options.drain_timeout)
+        await _drain(runner, state, signals, options.drain_timeout)
         return 0
     finally:
-        for waiting in (lost, stopped):
-            waiting.cancel()
+        lost.cancel()
         # Requests that still run are answered with an error, instead of being cut off.
         runner.coordinator.fail_all(_REASON)
-        server.should_exit = True
+        server.stop()
         await serving
         if spans is not None:
             await asyncio.to_thread(spans.close)
@@ -205,9 +233,10 @@ async def _drain(
     await signals.give_time(runner.coordinator.drain(_REASON), left)
 
 
-def _info(runner: MultiProcessPipelineRunner) -> dict[str, Any]:
+def _info(runner: MultiProcessPipelineRunner, workers: ApiWorkers | None) -> dict[str, Any]:
     """The answer of ``/get_server_info``: the config, and the stages of each process."""
     return {
+        "api_workers": [] if workers is None else workers.describe(),
         "model_path": runner.config.model_path,
         "config": config_to_dict(runner.config),
         "processes": runner.describe_processes(),

@@ -18,7 +18,7 @@ import ray
 from ray.util.metrics import Gauge
 
 from sglang_omni.config.plan.pipeline import plan_pipeline
-from sglang_omni.pipeline.processes import process
+from sglang_omni.pipeline.processes import inside
 from sglang_omni.pipeline.processes.child import ReadStats, run_stages
 from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.processes.reporting import LONGEST_TRACEBACK, configure_logging
@@ -60,7 +60,7 @@ class StageActor:
     def __init__(self, process_name: str) -> None:
         self._name = process_name
         self._token = uuid.uuid4().hex
-        process.inside_child = True
+        inside.inside_child = True
 
     def __repr__(self) -> str:
         return self._name  # what Ray puts before each of its lines at the driver
