@@ -47,6 +47,19 @@ def test_a_gpu_needs_compilers_before_anything_is_loaded(monkeypatch: pytest.Mon
         compat.prepare("cuda:0")
 
 
+def test_a_stages_event_loop_waits_shortly_for_sglangs_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("check_version", "_choose_cpu_engine"):
+        monkeypatch.setattr(compat, part, lambda: None)
+    monkeypatch.setattr(compat, "_load_kernels", lambda kind: None)
+    monkeypatch.setenv("SGLANG_EXTERNAL_MODEL_PACKAGE", "")
+    before = sys.getswitchinterval()
+    try:
+        compat.prepare("cpu")
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+    finally:
+        sys.setswitchinterval(before)
+
+
 def test_one_kind_of_device_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "_prepared_for", "cpu")
     compat.prepare("cpu")
