@@ -72,10 +72,10 @@ class _FifoLock:
 _ENGINE_LOCK = _FifoLock()
 
 
-# How long the event loop's thread of a stage waits for SGLang's, whose steps are long stretches of Python. By
-# Python's own 5 ms, 64 streams of a tiny Llama got 5 to 13 % fewer tokens a second, each for a tenth more CPU,
-# and the first token came up to a fifth later. OmniEngine's steps wait for torch more often: there the same
-# cost 7 to 13 % of the tokens of 64 streams, so that its processes keep Python's.
+# How long the event loop's thread of a stage waits for SGLang's, whose steps are long stretches of Python.
+# By Python's own 5 ms, 64 streams of a tiny Llama got 5 to 13 % fewer tokens a second, for a tenth more CPU
+# each, and the first token came up to a fifth later. OmniEngine's steps wait for torch more often: there the
+# same cost 7 to 13 % of the tokens of 64 streams, so that its processes keep Python's.
 _SWITCH_INTERVAL_S = 0.0005
 
 
