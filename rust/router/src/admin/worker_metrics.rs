@@ -36,6 +36,9 @@ pub async fn gather(
     families
 }
 
+const HELP: &str = "# HELP ";
+const TYPE: &str = "# TYPE ";
+
 /// Families of several pages, each with the series of all pages together, as the format demands.
 #[derive(Default)]
 pub struct Families {
@@ -53,18 +56,21 @@ struct Family {
 
 impl Families {
     /// Adds a worker's page. Metrics of a worker that is a router itself stay there.
-    fn add(&mut self, worker: &str, page: &str) {
+    pub fn add(&mut self, worker: &str, page: &str) {
         let label = format!("worker=\"{}\"", escaped(worker));
         let mut current = None;
         for line in page.lines().filter(|line| !line.trim().is_empty()) {
             if let Some(comment) = line.strip_prefix("# ") {
-                let mut words = comment.split(' ');
+                let mut words = comment.splitn(3, ' ');
                 let kind = match words.next() {
-                    Some("HELP") => "# HELP ",
-                    Some("TYPE") => "# TYPE ",
+                    Some("HELP") => HELP,
+                    Some("TYPE") => TYPE,
                     _ => continue,
                 };
                 let name = words.next().unwrap_or_default();
+                if !is_head(kind, name, words.next()) {
+                    continue;
+                }
                 current = self.place(name);
                 let family = current.map(|place| &mut self.listed[place]);
                 // Of the first worker that has it, alone: a family may have no sample there yet.
@@ -116,32 +122,74 @@ impl Families {
     }
 }
 
-/// Whether a line is a sample: a worker may answer with any page there.
+fn is_name(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty() && name.chars().all(is_part)
+}
+
+/// Whether what follows `# TYPE` or `# HELP` is a metric's name and, of the former, a type of metric.
+fn is_head(kind: &str, name: &str, text: Option<&str>) -> bool {
+    const TYPES: [&str; 5] = ["counter", "gauge", "histogram", "summary", "untyped"];
+    is_name(name) && (kind == HELP || text.is_some_and(|text| TYPES.contains(&text.trim_end())))
+}
+
+/// Whether a line is a sample: a worker may answer with any page there, and of a page with one line that is none a
+/// scraper takes nothing.
 fn is_sample(name: &str, rest: &str) -> bool {
-    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
-    let after = rest.rsplit_once('}').map_or(rest, |(_, after)| after);
-    let value = after.split_whitespace().next();
-    !name.is_empty()
-        && name.chars().all(is_name)
+    let after = match rest.strip_prefix('{') {
+        Some(labels) => after_labels(labels),
+        None => Some(rest),
+    };
+    let mut words = after.unwrap_or_default().split_whitespace();
+    let (value, time) = (words.next(), words.next());
+    is_name(name)
         && value.is_some_and(|value| value.parse::<f64>().is_ok())
+        && time.is_none_or(|time| time.parse::<i64>().is_ok())
+        && words.next().is_none()
+}
+
+/// What follows the brace that ends the labels; None if they are none.
+fn after_labels(mut labels: &str) -> Option<&str> {
+    loop {
+        labels = labels.trim_start();
+        if let Some(after) = labels.strip_prefix('}') {
+            return Some(after);
+        }
+        let (name, value) = labels.split_once("=\"")?;
+        if !is_name(name.trim_end()) || name.contains(':') {
+            return None;
+        }
+        let after = value[end_of_value(value)? + 1..].trim_start();
+        labels = match after.strip_prefix(',') {
+            Some(next) => next,
+            None if after.starts_with('}') => after,
+            None => return None,
+        };
+    }
+}
+
+/// Where the quote is that ends a label's value; quotes in it have a backslash before them.
+fn end_of_value(value: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    value.find(|c| {
+        let ends = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends
+    })
 }
 
 /// The labels with one called `worker` renamed, as Prometheus itself does.
 fn exported(labels: &str) -> String {
     let (mut rest, mut name_at) = (labels, 0);
-    // Each turn reads a name and its value, in which quotes have a backslash before them.
+    // Each turn reads a name and its value.
     while let Some((name, value)) = rest.split_once("=\"") {
         if name.trim() == "worker" {
             let (before, label) = labels.split_at(name_at);
             return format!("{before}exported_{}", label.trim_start());
         }
-        let mut is_escaped = false;
-        let end = value.find(|c| {
-            let ends = c == '"' && !is_escaped;
-            is_escaped = c == '\\' && !is_escaped;
-            ends
-        });
-        let Some(after) = end.and_then(|end| value[end + 1..].strip_prefix(',')) else {
+        let end = end_of_value(value);
+        let Some(after) = end.and_then(|end| value[end + 1..].trim_start().strip_prefix(','))
+        else {
             break;
         };
         name_at = labels.len() - after.len();
@@ -212,13 +260,28 @@ mod tests {
         );
     }
 
+    /// Each would make a scraper refuse the other workers' metrics too.
+    #[test]
+    fn labels_times_and_heads_that_are_none_go() {
+        let mut families = Families::default();
+        families.add(
+            "0",
+            "a{b} 1\nc{d=\"e} 1\nf{g=\"h\"i=\"j\"} 1\nk{1l=\"m\"} 1\n2n 1\no 1 p\nq 1 2 3\n# TYPE r s\n\
+             # HELP 3t T.\nu{v=\"w\", x=\"}\",} 1\ny {z=\"a\"} 1\n",
+        );
+        assert_eq!(text_of(families), "u{worker=\"0\",v=\"w\", x=\"}\",} 1\n");
+    }
+
     #[test]
     fn a_label_of_the_same_name_is_renamed() {
         let mut families = Families::default();
-        families.add("0", "a{worker=\"x\"} 1\nb{c=\"d\",worker=\"x\"} 2\ne{} 3\n");
+        families.add(
+            "0",
+            "a{worker=\"x\"} 1\nb{c=\"d\" , worker=\"x\"} 2\ne{} 3\n",
+        );
         assert_eq!(
             text_of(families),
-            "a{worker=\"0\",exported_worker=\"x\"} 1\nb{worker=\"0\",c=\"d\",exported_worker=\"x\"} 2\ne{worker=\"0\"} 3\n"
+            "a{worker=\"0\",exported_worker=\"x\"} 1\nb{worker=\"0\",c=\"d\" ,exported_worker=\"x\"} 2\ne{worker=\"0\"} 3\n"
         );
         // What looks like one within a value is none.
         let quoted = r#"c="\",worker=\"",d="\\""#;
