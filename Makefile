@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
 CORE := python/sglang_omni/_core.abi3.so
 MATURIN := build/maturin
-RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -path rust/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
 SAY ?= What is the capital of France?
 PORT ?= 8000
 MODEL ?= speech-chat
@@ -93,7 +93,7 @@ lint: build
 	$(BIN)/lint-imports
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo check --quiet --locked --manifest-path rust/payload/fuzz/Cargo.toml
+	cargo check --quiet --locked --manifest-path rust/fuzz/Cargo.toml --target-dir target/fuzz-check
 	cargo check --quiet --locked --package sglang-omni-relay --tests --features loom
 
 DEPLOY_TOOLS := build/deploy
@@ -104,8 +104,10 @@ lint-deploy: $(DEPLOY_TOOLS)/.installed ## workflows, the Dockerfile, the manife
 # Tools of cargo, installed here alone.
 CARGO_TOOLS := build/cargo-tools
 DENY := $(CARGO_TOOLS)/bin/cargo-deny
+FUZZ := $(CARGO_TOOLS)/bin/cargo-fuzz
 $(DENY): CRATE_VERSION := 0.20.2
-$(DENY):
+$(FUZZ): CRATE_VERSION := 0.13.2
+$(DENY) $(FUZZ):
 	cargo install --locked --root $(CARGO_TOOLS) --version $(CRATE_VERSION) $(@F)
 
 # Tools that have an environment of their own, build/NAME, from requirements/NAME.lock.
@@ -312,13 +314,16 @@ campaign: build ## random requests and faults against coordinator and stages in 
 	PYTHONHASHSEED=0 $(BIN)/python tests/campaign/run.py --schedules $(SCHEDULES) $(CAMPAIGN)
 
 FUZZ_SECONDS ?= 600
+FUZZ_TARGETS = $(basename $(notdir $(wildcard rust/fuzz/fuzz_targets/*.rs)))
 .PHONY: fuzz
-fuzz: ## ten minutes of hostile bytes for the payload decoder (FUZZ_SECONDS=60 for one)
-	cargo fuzz --version >/dev/null 2>&1 || cargo install --locked --version 0.13.2 cargo-fuzz
-	mkdir -p target/fuzz-corpus
-	RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=target/fuzz cargo fuzz run --fuzz-dir rust/payload/fuzz decode \
-		target/fuzz-corpus rust/payload/fuzz/corpus/decode -- \
-		-max_total_time=$(FUZZ_SECONDS) -malloc_limit_mb=64 -max_len=4096 -use_value_profile=1
+fuzz: $(FUZZ) ## ten minutes of hostile bytes for all that parses them in Rust (FUZZ_SECONDS=60 for one, FUZZ_TARGETS=decode)
+	for name in $(FUZZ_TARGETS); do \
+		mkdir -p target/fuzz-corpus/$$name; \
+		RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=target/fuzz $(FUZZ) run --fuzz-dir rust/fuzz $$name \
+			target/fuzz-corpus/$$name rust/fuzz/corpus/$$name -- \
+			-max_total_time=$$(($(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)))) \
+			-malloc_limit_mb=64 -max_len=4096 -use_value_profile=1; \
+	done
 
 .PHONY: loom
 loom: ## every interleaving of tickets, slots and credits

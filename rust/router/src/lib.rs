@@ -23,6 +23,10 @@ mod front;
 mod proxy;
 mod upstream;
 
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub use app::config::Config;
 pub use app::router::{Router, StartError};
 pub use base::config_error::ConfigError;

@@ -6,7 +6,7 @@ mod metrics;
 mod models;
 pub mod pages;
 pub mod scrape;
-mod worker_metrics;
+pub mod worker_metrics;
 mod workers;
 
 use std::rc::Rc;

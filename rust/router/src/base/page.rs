@@ -95,7 +95,7 @@ impl Body for PageBody {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 impl std::fmt::Display for Page {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let text = [&*self.pieces.concat(), &*self.last].concat();

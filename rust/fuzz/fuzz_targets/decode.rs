@@ -6,7 +6,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use sglang_omni_payload::msgpack::{Token, TokenReader};
-use sglang_omni_payload::{MAX_DIMS, TensorView, decode, extent};
+use sglang_omni_payload::{MAX_DIMS, TensorView, copy_head, decode, decode_head, extent};
 
 /// The lowest and one past the highest byte of a tensor's elements.
 fn bounds(tensor: &TensorView) -> (i64, i64) {
@@ -35,9 +35,14 @@ fn walk(message: &[u8]) {
 }
 
 fuzz_target!(|payload: &[u8]| {
+    // SAFETY: a slice's own bytes.
+    let head = unsafe { copy_head(payload.as_ptr(), payload.len()) };
+    let by_head = decode_head(&head, payload.len());
     let Ok(decoded) = decode(payload) else {
+        assert!(by_head.is_err(), "{by_head:?}");
         return;
     };
+    assert_eq!(by_head.as_ref(), Ok(&decoded));
     let skeleton = &payload[decoded.skeleton.clone()];
     for tensor in &decoded.tensors {
         assert!(tensor.shape.len() <= MAX_DIMS);
