@@ -133,6 +133,19 @@ audit: $(DENY) $(AUDIT_TOOLS)/.installed ## licences, sources and advisories of 
 			--pyproject pyproject.toml --output-reproducible --output-file $(SBOM)/$$lock.cdx.json; \
 	done
 
+# Neither a folder nor an hour may show in it.
+TWICE := build/audit-wheel
+.PHONY: audit-wheel
+audit-wheel: $(MATURIN)/.installed ## the wheel of HEAD, built in two folders, is the same bit for bit; some minutes
+	rm -rf $(TWICE)
+	for folder in one another/below; do \
+		mkdir -p $(TWICE)/$$folder; \
+		git archive HEAD | tar -x -C $(TWICE)/$$folder; \
+		(cd $(TWICE)/$$folder && SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+			$(abspath $(MATURIN))/bin/maturin build --release --locked --out dist); \
+	done
+	cmp $(TWICE)/one/dist/*.whl $(TWICE)/another/below/dist/*.whl
+
 DOCS_TOOLS := build/docs
 .PHONY: docs
 docs: $(DOCS_TOOLS)/.installed ## the site of docs/ in build/site; a broken link is an error. Its tools are in an environment of their own (130 MB)
