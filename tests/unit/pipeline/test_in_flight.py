@@ -129,6 +129,19 @@ async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_set
     assert counters.is_settled("r")
 
 
+@pytest.mark.parametrize("target", ["coordinator", "next"])
+async def test_a_stage_that_has_streamed_to_the_caller_reports_its_end_at_once(target: str) -> None:
+    """The answer waits for it. Other reports wait for more."""
+    reports: list[ProgressMessage] = []
+    table = RequestTable(ProgressReporter("s", reports.append))
+    record = table.receive_payload("r", None)
+    record.chunks_sent[target] = 1
+    table.finish("r")
+    assert len(reports) == (target == "coordinator")
+    await until(lambda: bool(reports))
+    assert reports[0].spans[0][0] == "r"
+
+
 async def test_reports_are_batched_and_opposite_changes_cancel() -> None:
     reports: list[ProgressMessage] = []
     reporter = ProgressReporter("s", reports.append)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.proto import ProgressMessage, Replicas
 from sglang_omni.scheduling.messages import IncomingMessage
@@ -78,6 +79,7 @@ class ProgressReporter:
         *,
         began: float = 0.0,
         detail: VisitDetail | None = None,
+        at_once: bool = False,
     ) -> None:
         """The stage is done with all that it received for the request.
 
@@ -86,13 +88,17 @@ class ProgressReporter:
             wait: Seconds that it waited in the stage.
             began: When it came to the stage, in Unix time.
             detail: What was done with it when, if it is traced.
+            at_once: True if the caller's answer waits for the report: it has had chunks from the stage.
         """
         self._change(request_id, self._instance, -2 * times_received)
         if work is not None:
             self._spans.append((request_id, work, wait, began))
         if detail is not None:
             self._details[request_id] = detail
-        self._schedule()
+        if at_once:
+            self.flush()
+        else:
+            self._schedule()
 
     def flush(self) -> None:
         """Reports what has changed since the last report, if anything."""
@@ -287,6 +293,7 @@ class RequestTable:
             seconds - work,
             began=time.time() - seconds,
             detail=None if trace is None else trace.detail(),
+            at_once=COORDINATOR in record.chunks_sent,
         )
         if self._to_coordinator is None or self._to_coordinator.is_idle:
             report()
