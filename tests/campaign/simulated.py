@@ -346,7 +346,7 @@ class World:
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
-        self.network = Network(draw)
+        self.network = Network(draw, prompt="sim://completion")
         self.relays: dict[str, SimulatedRelay] = {}
         self.processes: dict[str, SimulatedProcess] = {}
         self.coordinator = Coordinator("sim://completion", "sim://abort", "a", ["d"])
@@ -395,7 +395,7 @@ class World:
             self.relays.pop(process.name, None)
         stage = process.stage_name
         self.coordinator.stage_down([stage], f"stage {stage!r}: process {stage!r} {reason}")
-        await asyncio.sleep(self.draw.uniform(0.0, 2.0))
+        await asyncio.sleep(self.draw.uniform(0.1, 2.0))
         self._launch(stage)
         self.coordinator.register_stage(stage, f"sim://{stage}")
         self.coordinator.stage_up([stage])

@@ -6,13 +6,22 @@ What runs in it must start no threads: another thread's work takes none of its t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import selectors
 import time
 from collections.abc import Coroutine
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
+from sglang_omni.pipeline.coordinator import instances
+from sglang_omni.pipeline.stage import requests
+from sglang_omni.relay import put_ledger
+
 _T = TypeVar("_T")
+# What reads the clock itself. Not all of the process does so by the virtual one: another thread's
+# event loop would wait for as long as the two differ.
+_READERS: tuple[ModuleType, ...] = (instances, requests, put_ledger)
 # Some time after zero, which code may take for "never".
 _BEGIN_S = 1000.0
 
@@ -49,12 +58,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
-    """Runs a coroutine in a new ``VirtualLoop``, whose time is ``time.monotonic`` meanwhile.
+    """Runs a coroutine in a new ``VirtualLoop``, by whose time coordinator, stages and relay go meanwhile.
 
     Raises:
         Stuck: It waits for what cannot happen any more.
     """
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        loop = runner.get_loop()
-        with mock.patch.object(time, "monotonic", loop.time):
-            return runner.run(main)
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner, contextlib.ExitStack() as patched:
+        clock = SimpleNamespace(**{**vars(time), "monotonic": runner.get_loop().time})
+        for module in _READERS:
+            patched.enter_context(mock.patch.object(module, "time", clock))
+        return runner.run(main)

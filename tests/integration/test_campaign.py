@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from campaign import schedules
 from campaign.run import main
+from waiting import PATIENCE
 
 from sglang_omni.pipeline.coordinator.coordinator import Coordinator
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.pipeline.stage.requests import RequestTable
 from sglang_omni.relay.put_ledger import PutLedger
 
-# Schedules of seed 1 that once failed. Each was played without the mend to see that it finds the fault.
-KEPT = {
-    273: "a stage was killed with the rest of a stream unsent that its receiver had begun to read",
-    1258: "the same, with parts inside messages",
-}
+# Schedules of seed 1 that once failed. Each is also played without the mend, to see that it finds the fault.
+KEPT = {273: "a stage was killed with the rest of a stream unsent that its receiver had begun to read"}
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +50,35 @@ def test_a_schedule_plays_the_same_twice() -> None:
         assert (first.trace, first.outcomes) == (second.trace, second.outcomes)
 
 
+def test_other_threads_keep_the_real_time() -> None:
+    """An event loop there that waits by the virtual time would not be back for an hour."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        ticks: list[float] = []
+
+        async def tick() -> None:
+            while True:
+                ticks.append(time.monotonic())
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.run_coroutine_threadsafe(tick(), loop)
+        for number in range(5):
+            schedules.play(schedules.drawn(4, number), 4, number)
+        seen = len(ticks)
+        deadline = time.monotonic() + PATIENCE
+        while len(ticks) == seen and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert len(ticks) > seen > 1
+        assert ticks == sorted(ticks)
+        ticking.cancel()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
 def found(numbers: range) -> str:
     """What is wrong with these schedules."""
     problems = (schedules.play(schedules.drawn(1, number), 1, number).problems for number in numbers)
@@ -66,7 +96,6 @@ def test_finds_a_stream_whose_sender_counts_as_done_with_its_first_chunk(
 
     monkeypatch.setattr(RequestTable, "receive_stream", by_first_message)
     assert "'late'" in found(range(273, 274))
-    assert "'late'" in found(range(1258, 1259))
 
 
 def test_finds_credit_that_is_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,7 @@ class ProgressMessage(_Message):
             in Unix time by the clock of the stage's host. Nothing of that request comes from this instance
             afterwards.
         details: For those of them that are traced, what their stages did when: a ``VisitDetail`` by request.
+        late_s: Seconds since the first of the changes, if the stage was kept from reporting them in time.
     """
 
     type: ClassVar[str] = "progress"
@@ -293,6 +294,7 @@ class ProgressMessage(_Message):
     changes: list[tuple[str, str, int]]
     spans: list[tuple[str, float, float, float]] = field(default_factory=list)
     details: dict[str, dict[str, Any]] | None = None
+    late_s: float = 0.0
 
 
 @_message

@@ -10,7 +10,7 @@ from coordinator_harness import pipelines, soon
 from waiting import until
 
 from sglang_omni.pipeline.coordinator import requests
-from sglang_omni.proto import RequestState, Unavailable
+from sglang_omni.proto import ProgressMessage, RequestState, Unavailable
 
 make = pytest.fixture(pipelines)
 
@@ -43,6 +43,25 @@ async def test_a_request_handed_to_a_stage_that_is_down_fails(make: Any) -> None
     await pipeline.progress("first", ("r", "audio", 1), ("r", "first", 1))
     with pytest.raises(RuntimeError, match="audio is gone"):
         await soon(result)
+
+
+async def test_a_request_handed_to_a_stage_before_it_was_back_fails_however_late_that_is_reported(
+    make: Any,
+) -> None:
+    """The stage that handed it on could not report for a while, in which the other died and came back."""
+    pipeline = await make(terminal_stages=["text"])
+    lost, after = pipeline.submit("lost"), pipeline.submit("after")
+    for _ in range(2):
+        await pipeline.submitted()
+    pipeline.coordinator.stage_down(["audio"], "audio is gone")
+    pipeline.coordinator.stage_up(["audio"])
+    for name, late_s in (("after", 0.0), ("lost", 60.0)):
+        changes = [(name, "audio", 1), (name, "first", 1)]
+        await pipeline.stages["first"].send_progress(ProgressMessage("first", changes, late_s=late_s))
+    with pytest.raises(Unavailable, match="audio is gone"):
+        await soon(lost)
+    await pipeline.complete("text", "after", 1)
+    assert await soon(after) == 1
 
 
 async def test_a_dead_stage_is_no_fault_of_its_requests(make: Any) -> None:

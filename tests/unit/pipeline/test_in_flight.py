@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from waiting import until
@@ -140,6 +141,20 @@ async def test_a_stage_that_has_streamed_to_the_caller_reports_its_end_at_once(t
     assert len(reports) == (target == "coordinator")
     await until(lambda: bool(reports))
     assert reports[0].spans[0][0] == "r"
+
+
+async def test_a_report_that_was_kept_from_leaving_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("sglang_omni.pipeline.stage.requests.time", SimpleNamespace(monotonic=lambda: now))
+    reports: list[ProgressMessage] = []
+    reporter = ProgressReporter("s", reports.append)
+    reporter.handed_on("a", "next")
+    now += 2.0
+    reporter.handed_on("b", "next")
+    reporter.flush()
+    reporter.handed_on("c", "next")
+    reporter.flush()
+    assert [report.late_s for report in reports] == [2.0, 0.0]
 
 
 async def test_reports_are_batched_and_opposite_changes_cancel() -> None:

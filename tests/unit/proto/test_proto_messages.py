@@ -56,6 +56,7 @@ MESSAGES: list[Any] = [
     StreamMessage("r1", "a", None, stage_id=0, stage_name="a", modality="text", chunk_id=0),
     StreamBatchMessage("a", [("r1", {"text": "he"}, "text", 0), ("r2", 7, None, None)]),
     ProgressMessage("a", [("r1", "b", 1), ("r1", "a", -1)]),
+    ProgressMessage("a", [("r1", "b", 1)], late_s=2.5),
     ProgressMessage("a", [], spans=[("r1", 0.25, 0.5, 1.5e9)]),
     ProgressMessage("a", [], spans=[("r1", 0.25, 0.5, 1.5e9)], details={"r1": {"ready": None}}),
     StatsMessage("a", {"num_running_reqs": 2, "cached": 0.5}),
@@ -144,6 +145,7 @@ ANYTHING = {
 WRONG = {
     "str": [3, b"r", None],
     "int": ["1", 1.0, True],
+    "float": ["1", None, [1.0]],
     "bool": [1, "true", None],
     "dict": [[], "x"],
     "list": [{}, "x", None],

@@ -480,11 +480,11 @@ class Coordinator:
         self._end(tracked, RequestState.COMPLETED, result)
 
     def _on_progress(self, message: ProgressMessage) -> None:
-        down = self.replicas.down
         for wire_id, instance, difference in message.changes:
             total = self._counts.add(wire_id, instance, difference)
-            if total > 0 and instance in down and (tracked := self._by_wire_id.get(wire_id)) is not None:
-                self._fail(tracked, Unavailable(down[instance]))
+            reason = self.replicas.why_lost(instance, message.late_s) if total > 0 else None
+            if reason is not None and (tracked := self._by_wire_id.get(wire_id)) is not None:
+                self._fail(tracked, Unavailable(reason))
         details = message.details or {}
         for wire_id, work, wait, began in message.spans:
             tracked = self._by_wire_id.get(wire_id) or self._settling.get(wire_id)

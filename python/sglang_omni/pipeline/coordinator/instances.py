@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -153,6 +154,8 @@ class ReplicaTable:
         self.unhealthy_after = 5.0
         self.on_available: Callable[[], None] = lambda: None
         self._down_since: dict[str, float] = {}
+        # When an instance that was down came up, and why it had been down.
+        self._back: dict[str, tuple[float, str]] = {}
         self._sets: dict[str, ReplicaSet] = {}
         self._set_of: dict[str, ReplicaSet] = {}
 
@@ -170,7 +173,7 @@ class ReplicaTable:
 
     def remove(self, instance: str) -> None:
         """Forgets a replica that has left for good."""
-        for table in (self.down, self.hung, self._down_since):
+        for table in (self.down, self.hung, self._down_since, self._back):
             table.pop(instance, None)
         number = replica_of(instance)
         if number is not None and (replica_set := self._set_of.get(stage_of(instance))) is not None:
@@ -210,11 +213,20 @@ class ReplicaTable:
         """Gives these instances requests again."""
         names = list(instances)
         for name in names:
-            self.down.pop(name, None)
+            if (reason := self.down.pop(name, None)) is not None:
+                self._back[name] = time.monotonic(), reason
             self._down_since.pop(name, None)
         for replica in self._replicas(names):
             replica.is_up = True
         self.on_available()
+
+    def why_lost(self, instance: str, seconds: float) -> str | None:
+        """Why the instance may not have what was sent to it within the last seconds: it is down, or was.
+
+        None: it has been up for as long.
+        """
+        since, reason = self._back.get(instance, (-math.inf, ""))
+        return self.down.get(instance) or (reason if time.monotonic() - since < seconds else None)
 
     def mark_hung(self, instances: Iterable[str], reason: str) -> bool:
         """Gives these instances no requests until ``clear_hung``. Returns whether this is news."""

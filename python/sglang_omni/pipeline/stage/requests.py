@@ -25,6 +25,8 @@ _HELD_MOST = 4096
 # One report covers what happened in this time. It is late enough that the processor is done with handing
 # the request on, and early enough that a caller who has the result can soon see where the time went.
 _REPORT_INTERVAL_S = 0.01
+# A report that is later than this says so. No process is started again in less.
+_LATE_S = 0.1
 
 
 class ProgressReporter:
@@ -45,6 +47,8 @@ class ProgressReporter:
         self._spans: list[tuple[str, float, float, float]] = []
         self._details: dict[str, VisitDetail] = {}
         self._timer: asyncio.TimerHandle | None = None
+        # When the first of the changes was counted.
+        self._since = 0.0
 
     def handed_on(self, request_id: str, target: str | None) -> None:
         """The request, or a stream of it, goes to ``target``; None is the coordinator."""
@@ -107,11 +111,13 @@ class ProgressReporter:
             self._timer = None
         if not self._changes and not self._spans:
             return
+        late_s = time.monotonic() - self._since
         message = ProgressMessage(
             from_stage=self._instance,
             changes=[(request_id, stage, total) for (request_id, stage), total in self._changes.items()],
             spans=self._spans,
             details=dict[str, Any](self._details) or None,
+            late_s=late_s if late_s > _LATE_S else 0.0,
         )
         self._changes = {}
         self._spans = []
@@ -119,6 +125,8 @@ class ProgressReporter:
         self._send(message)
 
     def _change(self, request_id: str, instance: str, difference: int) -> None:
+        if not self._changes and not self._spans:
+            self._since = time.monotonic()
         key = (request_id, instance)
         total = self._changes.get(key, 0) + difference
         if total:
