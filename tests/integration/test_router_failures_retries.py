@@ -80,6 +80,8 @@ async def test_what_one_client_has_too_much_of_costs_no_other_its_worker() -> No
         writer.write(response(status=status, headers="retry-after: 20\r\n"))
 
     async with replicas(limited, limited) as both, router(*both) as url:
+        for replica in both:
+            await becomes(url, replica, "up")
         assert (await post(url, headers="x-client: greedy\r\n")).status == 429
         assert [len(replica.seen) for replica in both] == [1, 1]
         assert {(await post(url)).status for _ in range(8)} == {200}
