@@ -265,9 +265,6 @@ class _Threads:
     def start(self) -> None:
         return None
 
-    def run_in_loop_thread(self, callback: Callable[[str], None], request_id: str) -> None:
-        callback(request_id)
-
     async def join(self, timeout: float) -> None:
         return None
 

@@ -57,7 +57,7 @@ class Outbox(Inbox[_T]):
     def __init__(self, limit: int = 1024) -> None:
         super().__init__()
         self._limit = limit
-        self._notify: Callable[[_T | None], None] | None = None
+        self._notify: Callable[[], None] | None = None
         self._notified = False
         # True while one thread puts what belongs together.
         self._held = False
@@ -65,15 +65,16 @@ class Outbox(Inbox[_T]):
         self._room = threading.Condition()
         self._waiting = 0
 
-    def listen(self, notify: Callable[[_T | None], None]) -> None:
+    def listen(self, notify: Callable[[], None]) -> None:
         """Calls ``notify``, in the thread that puts, for the first item after each ``take``.
 
-        It gets the item, or None for several. The calling thread becomes the listener, which never waits.
+        The calling thread becomes the listener, which takes the items.
         """
         self._listener = threading.get_ident()
         self._notify = notify
         if not self.empty():
-            self._notify_once()
+            self._notified = True
+            notify()
 
     def unlisten(self) -> None:
         """Removes the listener: from now on no thread is notified or waits for room."""
@@ -91,7 +92,7 @@ class Outbox(Inbox[_T]):
                 self._waiting -= 1
         self._items.put(item)
         if not self._held:
-            self._notify_once(item)
+            self._notify_once()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -123,11 +124,11 @@ class Outbox(Inbox[_T]):
                 self._room.notify_all()
         return items
 
-    def _notify_once(self, item: _T | None = None) -> None:
+    def _notify_once(self) -> None:
         notify = self._notify
         if notify is not None and not self._notified:
             self._notified = True
-            notify(item)
+            notify()
 
     def _must_wait(self) -> bool:
         return self._listener is not None and self._listener != threading.get_ident()

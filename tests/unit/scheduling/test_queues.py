@@ -33,21 +33,21 @@ def test_without_a_listener_an_outbox_never_waits() -> None:
 
 
 def test_the_listener_is_reported_once_until_it_takes() -> None:
-    reported: list[tuple[int | None, int]] = []
+    reported: list[int] = []
     outbox: Outbox[int] = Outbox()
     outbox.put(0)
-    outbox.listen(lambda item: reported.append((item, outbox.qsize())))
-    assert reported == [(None, 1)]  # Of what was there before it listened.
+    outbox.listen(lambda: reported.append(outbox.qsize()))
+    assert reported == [1]  # Of what was there before it listened.
     outbox.put(1)
-    assert reported == [(None, 1)]
+    assert reported == [1]
     assert outbox.take(10) == [0, 1]
     outbox.put(2)
-    assert reported == [(None, 1), (2, 1)]
+    assert reported == [1, 1]
 
 
 def test_the_listeners_own_thread_never_waits() -> None:
     outbox: Outbox[int] = Outbox(limit=1)
-    outbox.listen(lambda item: None)
+    outbox.listen(lambda: None)
     outbox.put(1)
     outbox.put(2)
     assert outbox.take(10) == [1, 2]
@@ -56,7 +56,7 @@ def test_the_listeners_own_thread_never_waits() -> None:
 @pytest.mark.parametrize("leave", [False, True])
 def test_who_fills_it_too_fast_waits_for_room_or_the_listeners_leave(leave: bool) -> None:
     outbox: Outbox[int] = Outbox(limit=4)
-    outbox.listen(lambda item: None)
+    outbox.listen(lambda: None)
 
     def fill() -> None:
         for number in range(100):
@@ -84,7 +84,7 @@ def test_who_fills_it_too_fast_waits_for_room_or_the_listeners_leave(leave: bool
 def test_nothing_is_lost_between_threads() -> None:
     outbox: Outbox[tuple[int, int]] = Outbox(limit=8)
     something = threading.Event()
-    outbox.listen(lambda item: something.set())
+    outbox.listen(something.set)
 
     def fill(who: int) -> None:
         for number in range(2000):
@@ -104,18 +104,18 @@ def test_nothing_is_lost_between_threads() -> None:
 
 
 def test_the_listener_is_notified_once_of_what_is_put_together() -> None:
-    seen: list[tuple[int | None, int]] = []
+    seen: list[int] = []
     outbox: Outbox[int] = Outbox()
-    outbox.listen(lambda item: seen.append((item, outbox.qsize())))
+    outbox.listen(lambda: seen.append(outbox.qsize()))
     with outbox.together():
         outbox.put(1)
         outbox.put(2)
         assert seen == []
-    assert seen == [(None, 2)]
+    assert seen == [2]
     assert outbox.take(10) == [1, 2]
     with outbox.together():
         pass
-    assert seen == [(None, 2)]
+    assert seen == [2]
 
 
 def test_a_full_outbox_is_taken_from_in_the_midst_of_what_is_put_together() -> None:
@@ -123,7 +123,7 @@ def test_a_full_outbox_is_taken_from_in_the_midst_of_what_is_put_together() -> N
     outbox: Outbox[int] = Outbox(limit=2)
     taken: list[int] = []
     notified = threading.Event()
-    outbox.listen(lambda item: notified.set())
+    outbox.listen(notified.set)
 
     def fill() -> None:
         with outbox.together():

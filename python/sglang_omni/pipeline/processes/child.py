@@ -15,7 +15,6 @@ from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.transport import open_files
 from sglang_omni.scheduling.threads import on_this_gpu, use_gpu
 from sglang_omni.supervision.garbage import freeze_loaded
-from sglang_omni.versions.asyncio import SharedEventLoop
 
 # Returns a process's present numbers: instance -> name -> value.
 ReadStats = Callable[[], Mapping[str, Mapping[str, float]]]
@@ -23,7 +22,7 @@ ReadStats = Callable[[], Mapping[str, Mapping[str, float]]]
 
 def main(source: BinaryIO, report_fd: int) -> None:
     """Run a process from its first line to its end; see ``run_and_report``. The spec is a ``ProcessSpec``."""
-    run_and_report(source, report_fd, run_stages, SharedEventLoop)
+    run_and_report(source, report_fd, run_stages, asyncio.new_event_loop)
 
 
 async def run_stages(

@@ -3,8 +3,7 @@
     control plane -> a queue per source -> input handler -> scheduler.inbox      (receiver.py)
     scheduler.outbox -> routing -> a queue per target -> edge -> control plane   (sender.py, edges/)
 
-Everything but the scheduler runs in the event loop: in its thread, or while that waits, in a thread that
-emits a result (``versions/asyncio.py``).
+Everything but the scheduler runs in the event loop's thread.
 """
 
 from __future__ import annotations
@@ -286,9 +285,6 @@ class Stage:
         self._stats.touch()
         self._requests.drop(request_id)
         self.input_handler.cancel(request_id)
-        self._threads.run_in_loop_thread(self._free, request_id)
-
-    def _free(self, request_id: str) -> None:
         try:
             self.relays.cleanup(request_id)
             self.scheduler.abort(request_id)

@@ -39,28 +39,16 @@ class SchedulerThreads:
         self._scheduler = scheduler
         own = scheduler.outbox
         self.outbox: Outbox[OutgoingMessage] = own if isinstance(own, Outbox) else Outbox()
-        self._loop_thread: int | None = None
         self._running: threading.Thread | None = None
         self._filling: threading.Thread | None = None
 
     def start(self) -> None:
         """Called in the event loop's thread."""
         self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
         self.crashed = self._loop.create_future()
         self._running = self._start(self._run, "scheduler")
         if self.outbox is not self._scheduler.outbox:
             self._filling = self._start(self._fill_outbox, "outbox")
-
-    def run_in_loop_thread(self, callback: Callable[[str], None], request_id: str) -> None:
-        """Calls the callback, at once if the loop's thread is the calling one, and else soon.
-
-        Another thread that acts for the loop may be the scheduler's, and hold locks that its ``abort`` takes.
-        """
-        if self._loop_thread in (None, threading.get_ident()):
-            callback(request_id)
-        else:
-            self._loop.call_soon(callback, request_id)
 
     async def join(self, timeout: float) -> None:
         """After the scheduler's ``stop``: waits for the threads' ends, at most ``timeout`` seconds each."""

@@ -23,7 +23,6 @@ from sglang_omni.relay.base import Relay, RelayOperation
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.playback import num_samples
 from sglang_omni.scheduling.queues import Outbox
-from sglang_omni.versions.asyncio import SharedEventLoop
 
 # Messages routed in a row before the loop's other work gets its turn.
 _OUTBOX_BATCH = 64
@@ -85,19 +84,12 @@ class ItemSender:
     # --- the outbox -------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Begins to take what the scheduler emits, in the running loop.
-
-        A result is sent by the thread that emits it, if the loop waits and is a shared one: the thread is
-        done with the request. Chunks are sent by the loop, many of them together, while the thread goes on.
-        """
+        """Begins to take what the scheduler emits, in the running loop."""
         loop = asyncio.get_running_loop()
-        run_in_loop = loop.call_soon_threadsafe
-        run_here = loop.run_here if isinstance(loop, SharedEventLoop) else run_in_loop
 
-        def notify(out: OutgoingMessage | None) -> None:  # In the thread that emits.
+        def notify() -> None:  # In the thread that emits.
             if not self._stopped:
-                run = run_here if out is not None and out.type == "result" else run_in_loop
-                run(self.take_outbox)
+                loop.call_soon_threadsafe(self.take_outbox)
 
         self._outbox.listen(notify)
 
