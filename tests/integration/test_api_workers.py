@@ -17,7 +17,7 @@ import httpx
 import openai
 import psutil
 import pytest
-import trustme
+from certificates import issued_for
 from processes import hear_hangups
 from prometheus_client.parser import text_string_to_metric_families
 from served_process import ServedProcess
@@ -341,13 +341,7 @@ def test_a_killed_worker_loses_its_own_connections_alone_and_comes_back(
 
 def test_one_that_hangs_is_ended_and_requests_end_before_the_server_does(tmp_path: Path) -> None:
     """Over TLS."""
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    issued.private_key_pem.write_to_path(str(key))
-    chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
+    chain, key, trusting = issued_for("127.0.0.1", tmp_path)
     flags = ("--api-workers", "2", "--api-key", KEY, "--heartbeat-timeout", "5", *LIMITS)
     tls = ("--ssl-certfile", str(chain), "--ssl-keyfile", str(key))
     with shouting(tmp_path, *flags, *tls, config=CONFIG, preexec_fn=hear_hangups) as served:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from pathlib import Path
 
 import httpx
-import trustme
+from certificates import issued_for
 from test_connections import App
 from waiting import until
 
@@ -19,13 +18,7 @@ from sglang_omni.supervision.ports import bind
 
 
 async def test_https_beside_clients_that_speak_no_tls(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
-    issued.private_key_pem.write_to_path(str(key))
-    chain.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    trusting = ssl.create_default_context()
-    authority.configure_trust(trusting)
+    chain, key, trusting = issued_for("127.0.0.1", tmp_path)
 
     server = WebServer(App(), ConnectionLimits(head_s=1.0), tls=tls_context(chain, key))
     with bind("127.0.0.1", 0) as listener:

@@ -129,7 +129,7 @@ class Metrics:
         self.finished(UsageInfo())
 
     def requests_lost(self, count: int) -> None:
-        """Requests that had begun are answered by nobody any more: their process has died."""
+        """The process of so many requests has died before it answered them."""
         self._in_flight.dec(count)
 
     def request_done(self, path: str, status: int, seconds: float, tenant: str | None = None) -> None:

@@ -44,7 +44,7 @@ class LocalLauncher:
         return plan
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
-        """Start the MPS daemon and the fork server, if there are to be any.
+        """Start the MPS daemon and the fork server, each if it is of use.
 
         Raises:
             RuntimeError: One of them belongs on another host, or MPS must be used and cannot be.

@@ -74,7 +74,7 @@ def run_and_report(
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(_report_all(run(spec), report_fd))
         status = 0
-    except BaseException:  # noqa: BLE001  the parent is told of anything, sys.exit() included
+    except BaseException:  # noqa: BLE001  reported to the parent, as sys.exit() is
         text = traceback.format_exc()
         logging.getLogger(__name__).error("The process ends with an error\n%s", text)
         os.set_blocking(report_fd, True)  # however many heartbeats are still unread

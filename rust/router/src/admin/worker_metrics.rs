@@ -127,14 +127,14 @@ fn is_name(name: &str) -> bool {
     !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty() && name.chars().all(is_part)
 }
 
-/// Whether what follows `# TYPE` or `# HELP` is a metric's name and, of the former, a type of metric.
+/// True if what follows `# TYPE` or `# HELP` is a metric's name and, of the former, a type of metric.
 fn is_head(kind: &str, name: &str, text: Option<&str>) -> bool {
     const TYPES: [&str; 5] = ["counter", "gauge", "histogram", "summary", "untyped"];
     is_name(name) && (kind == HELP || text.is_some_and(|text| TYPES.contains(&text.trim_end())))
 }
 
-/// Whether a line is a sample: a worker may answer with any page there, and of a page with one line that is none a
-/// scraper takes nothing.
+/// True if a line is a sample. A worker may answer with any page, and one line that is none makes a scraper refuse
+/// the whole page.
 fn is_sample(name: &str, rest: &str) -> bool {
     let after = match rest.strip_prefix('{') {
         Some(labels) => after_labels(labels),
