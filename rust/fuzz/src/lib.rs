@@ -22,7 +22,7 @@ pub struct WholeBody {
 }
 
 pub type Received = (http::request::Parts, WholeBody);
-pub type Answer = (http::response::Parts, WholeBody);
+pub type WholeAnswer = (http::response::Parts, WholeBody);
 
 async fn read_whole(body: Incoming) -> hyper::Result<WholeBody> {
     let read = body.collect().await?;
@@ -89,7 +89,7 @@ where
 async fn ask<B>(
     io: impl AsyncRead + AsyncWrite + Unpin,
     request: Request<B>,
-) -> hyper::Result<Answer>
+) -> hyper::Result<WholeAnswer>
 where
     B: Body<Data = Bytes> + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -110,7 +110,7 @@ where
 }
 
 /// The answer of a worker that sends these bytes when it is asked.
-pub async fn answer<B>(bytes: &[u8], request: Request<B>) -> Option<Answer>
+pub async fn answer<B>(bytes: &[u8], request: Request<B>) -> Option<WholeAnswer>
 where
     B: Body<Data = Bytes> + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -126,7 +126,7 @@ where
 }
 
 /// What a client reads of an answer.
-pub async fn answered<B, R>(request: Request<R>, answer: Response<B>) -> hyper::Result<Answer>
+pub async fn answered<B, R>(request: Request<R>, answer: Response<B>) -> hyper::Result<WholeAnswer>
 where
     B: Body<Data = Bytes, Error = Infallible> + Clone + 'static,
     R: Body<Data = Bytes> + 'static,
