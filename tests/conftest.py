@@ -18,6 +18,7 @@ from qwen3_omni_oracle import Oracle
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 from xdist.scheduler import LoadScopeScheduling
 
+from sglang_omni._core import Switchboard, switch_off_faults
 from sglang_omni.relay.shm.cuda_driver import cuda_driver
 from sglang_omni.supervision.ports import bind
 
@@ -58,6 +59,16 @@ def short_path() -> Iterator[Path]:
     bytes."""
     with tempfile.TemporaryDirectory() as path:
         yield Path(path)
+
+
+@pytest.fixture
+def fault_board(tmp_path: Path) -> Iterator[Switchboard]:
+    """A board of faults at ``tmp_path / "board"``, at which the points of this process look too."""
+    board = Switchboard.create(tmp_path / "board")
+    board.switch_on()
+    yield board
+    board.disarm()
+    switch_off_faults()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The Rust core. Each section is a module of the same name in `rust/python/src`."""
 
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any, Literal
 
 from typing_extensions import Buffer
@@ -83,6 +84,74 @@ class Codec:
         """The object that ``plan`` was given; tensors are views of ``payload``. Raises as ``unpack`` does."""
     def forget_names(self) -> None:
         """Forget which class each name stands for, because one of them has changed."""
+
+# --- faults ----------------------------------------------------------------------------------
+
+FaultAction = Literal[
+    "delay", "hang", "error", "kill", "stop", "fork", "interrupts", "drop", "duplicate", "corrupt", "partial"
+]
+"""What a fault does: wait for ``argument`` ms; wait until the board is disarmed, but at most so long; fail
+with the error number ``argument``; SIGKILL or SIGSTOP to its own process; fork a child that sleeps for
+``argument`` ms; interrupt system calls for so long. The last four only the point's own code can do."""
+
+class PointState:
+    """What a point has seen."""
+
+    @property
+    def hits(self) -> int:
+        """How often it was reached, by any process, armed or not."""
+    @property
+    def fired(self) -> int: ...
+    @property
+    def fired_pid(self) -> int:
+        """The process in which it fired last, or 0."""
+    @property
+    def armed(self) -> bool:
+        """Whether a later hit will fire."""
+
+class Switchboard:
+    """A file on which faults are armed at named points, for all processes that are started with its path in
+    ``SGLANG_OMNI_FAULTS``. ``rust/faults`` lists the points in Rust. Errors of the file are OSErrors."""
+
+    @staticmethod
+    def create(path: str | PathLike[str]) -> Switchboard:
+        """Make a board in a file that must not exist."""
+    @staticmethod
+    def open(path: str | PathLike[str]) -> Switchboard: ...
+    def arm(
+        self,
+        point: str,
+        action: FaultAction,
+        *,
+        after: int = 1,
+        times: int = 1,
+        argument: int = 0,
+        pid: int = 0,
+    ) -> None:
+        """Have a point's ``after``-th hit from now on fire, and the ``times - 1`` hits after that one.
+
+        With a ``pid``, only hits of that process count. Replaces what the point was armed with. Raises
+        ValueError if a value makes no sense.
+        """
+    def disarm(self) -> None:
+        """Disarm all points and end what hangs. Counts stay."""
+    def points(self) -> dict[str, PointState]:
+        """All points that were reached or armed."""
+    def switch_on(self) -> None:
+        """Have this process's own points look at this board, whatever the environment says."""
+
+def switch_off_faults() -> None:
+    """Have this process's points look at no board."""
+
+def faults_on() -> bool:
+    """Whether this process's points look at a board."""
+
+def fault_point(name: str, /) -> Literal["drop", "duplicate", "corrupt", "partial"] | None:
+    """A point of Python code. Does what fires here, and returns what only its own code can do.
+
+    Waits block this thread, without the interpreter's lock. An error is an OSError of its number. A child is
+    forked by ``os.fork``.
+    """
 
 # --- relay, on Linux only -------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 #[expect(unsafe_code)]
 mod buffer;
 mod codec;
+mod faults;
 mod json_size;
 #[expect(unsafe_code)]
 mod payload;
@@ -25,6 +26,7 @@ mod test_support;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     codec::register(module)?;
+    faults::register(module)?;
     json_size::register(module)?;
     payload::register(module)?;
     #[cfg(target_os = "linux")]

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use sglang_omni_faults as faults;
 
 use crate::header::{ArenaHeader, TICKETS, Waiters};
 use crate::ledger::Ledger;
@@ -52,8 +53,10 @@ impl Grant<'_> {
         let Place {
             ticket, generation, ..
         } = self.announcement.place;
+        faults::pause("relay.publish");
         self.state.header().tickets[ticket as usize].publish(generation);
         self.published = true;
+        faults::pause("relay.published");
         self.announcement
     }
 }
@@ -186,9 +189,11 @@ impl Arena {
                 lock(&joined.peers).insert(number, pid);
             },
             move |number| {
+                faults::pause("relay.reclaim");
                 lock(&lost.peers).remove(&number);
                 lost.records.reclaim(lost.header(), number);
                 lost.signal();
+                faults::pause("relay.reclaimed");
             },
         )?;
         Ok(Self {
@@ -273,6 +278,7 @@ impl Arena {
         if !self.is_owner() {
             return 0;
         }
+        faults::pause("relay.revoke");
         let records = &self.state.records;
         let revoked = records.sweep(self.state.header(), |under_way| {
             under_way.key == key || under_way.key.split(':').next() == Some(key)
@@ -289,6 +295,7 @@ impl Arena {
         if ticket as usize >= TICKETS || !self.is_owner() {
             return false;
         }
+        faults::pause("relay.revoke");
         let records = &self.state.records;
         let revoked = records.revoke(self.state.header(), ticket, place.generation);
         if revoked {
@@ -378,6 +385,9 @@ impl ArenaState {
 
     /// Credit for a payload, and whether its reader may keep views of it.
     fn credit(&self, edge: &str, len: u64) -> Result<(Credit, bool), AllocateError> {
+        if faults::point("relay.allocate").is_err() {
+            return Err(self.full(edge));
+        }
         self.records.collect(self.header());
         if let Some(credit) = self.try_credit(edge, len) {
             return Ok(credit);

@@ -13,6 +13,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
+use sglang_omni_faults as faults;
 
 use crate::credentials::PeerProcess;
 use crate::forks::Own;
@@ -38,6 +39,7 @@ pub type SegmentAnswer = (u32, Vec<OwnedFd>);
 
 impl Connection {
     pub fn connect(name: &str) -> Result<Self> {
+        faults::point("relay.connect")?;
         let deadline = Instant::now() + PATIENCE;
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

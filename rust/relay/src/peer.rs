@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use rustix::io::Errno;
+use sglang_omni_faults as faults;
 
 use crate::connection::Connection;
 use crate::header::{ArenaHeader, TICKETS};
@@ -135,6 +136,7 @@ impl Remote {
         let (Ok(offset), Ok(len)) = (offset, len) else {
             return Err(OpenError::Malformed);
         };
+        faults::point("relay.open").map_err(OpenError::Unreachable)?;
         let (ticket, generation) = (place.ticket as usize, place.generation);
         let segment = match place.segment {
             ARENA => None,
@@ -154,6 +156,7 @@ impl Remote {
             ticket,
             generation,
         };
+        faults::point("relay.take").map_err(OpenError::Unreachable)?;
         let (base, file, size) = match &segment {
             Some((file, mapping)) => (0, file, mapping.len()),
             None => (ArenaHeader::LEN, &lease.remote.file, lease.mapping.len()),
@@ -285,6 +288,7 @@ impl Drop for Lease {
         if self.remote.owner != Process::this() {
             return;
         }
+        faults::pause("relay.give_back");
         if let Some(number) = self.private_view
             && let Some(view) = self.remote.private_view(number)
         {

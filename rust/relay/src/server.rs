@@ -18,6 +18,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use sglang_omni_faults::{self as faults, SiteAction};
 
 use crate::forks::Own;
 use crate::process::Process;
@@ -250,7 +251,11 @@ fn serve(peer: &mut PeerConnection, segments: &Segments, event: &OwnedFd) -> boo
         }
     }
     let segment = u64::from_le_bytes(peer.request);
-    let file = lock(segments).get(&segment).cloned();
+    let file = match faults::point("relay.serve") {
+        Ok(Some(SiteAction::Drop)) => return false,
+        Ok(_) => lock(segments).get(&segment).cloned(),
+        Err(_) => None,
+    };
     let fds: Vec<BorrowedFd<'_>> = match &file {
         Some(file) if segment == ARENA => vec![file.as_fd(), event.as_fd()],
         Some(file) => vec![file.as_fd()],

@@ -13,6 +13,10 @@ const NAME: &str = "sglang-omni-router";
 
 fn main() -> ExitCode {
     let config = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    if let Err(error) = sglang_omni_faults::switch_on_from_environment() {
+        eprintln!("{NAME}: error: {error}");
+        return ExitCode::from(2);
+    }
     let router = match Router::start(config) {
         Ok(router) => router,
         Err(error) => {
