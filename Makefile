@@ -316,6 +316,11 @@ soak: build ## ten minutes: a million random payloads between two processes, 200
 soak-overload: build ## four minutes: ten times what a server can do (OVERLOAD="--dp-size 2", or any of its options)
 	$(BIN)/python tests/soak/overload.py $(OVERLOAD)
 
+SOAK_HOURS ?= 2
+.PHONY: soak-server
+soak-server: build ## two hours of a little traffic to a fleet whose stages are killed; plots of what its processes have in build/soak (SOAK_HOURS=0.3)
+	$(BIN)/python tests/soak/server_soak.py --hours $(SOAK_HOURS) $(SOAK)
+
 SOAK_MINUTES ?= 30
 .PHONY: soak-router
 soak-router: build ## half an hour of mixed traffic while replicas are killed, hung and revived (SOAK_MINUTES=5)

@@ -13,53 +13,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import io
 import itertools
 import json
 import math
-import os
 import random
-import re
 import statistics
 import sys
 import tempfile
 import time
-import wave
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil  # type: ignore[import-untyped]
+from answer_checks import has_failed
+from launched_server import load_of, server
+from request_mix import Call, Mix
 
-START_S, SETTLE_S = 600.0, 10.0
+SETTLE_S = 10.0
 POLL_S = 0.5
-QUESTIONS = ("What is the capital of France?", "Name three colours.", "Say a short poem about the sea.")
-SAID = "The weather is fine today."
-
-
-@contextlib.asynccontextmanager
-async def server(options: list[str], log: Path) -> AsyncIterator[tuple[psutil.Process, str]]:
-    """The launcher's process and the URL that it serves at."""
-    command = [sys.executable, "-m", "sglang_omni.launch_server", "--port", "0", *options]
-    # A run that is killed leaves no server behind.
-    command += ["--parent-pid", str(os.getpid())]
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
-    try:
-        async with asyncio.timeout(START_S):
-            # The launcher's own word: of a fleet, replicas are served before that.
-            while not (found := re.search(r"\[server\].* served on (\S+)\n", log.read_text())):
-                if process.returncode is not None:
-                    raise SystemExit(f"the server ended: {log.read_text()}")
-                await asyncio.sleep(0.05)
-        yield psutil.Process(process.pid), found[1]
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
 
 
 @dataclass
@@ -79,92 +53,24 @@ class Outcomes:
         return len(ended) / (until - warm_up)
 
 
-class Mix:
-    """Requests of the kinds that a server serves, one after another."""
-
-    def __init__(self, client: httpx.AsyncClient, seed: int) -> None:
-        self._client = client
-        self._random = random.Random(seed)
-        self.kinds: list[str] = []
-
-    async def prepare(self) -> None:
-        reported = (await self._client.get("/model_info")).json()
-        tasks, outputs = reported["tasks"], reported["output_modalities"] or ["text"]
-        if tasks is None:
-            self.kinds = ["completion"]
-            return
-        if "chat" in tasks:
-            self.kinds += ["text", "text stream"]
-            self.kinds += ["spoken stream"] if "audio" in outputs else []
-        if "speech" in tasks:
-            self.kinds += ["speech"]
-        if "transcription" in tasks:
-            clip = await self._client.post(
-                "/v1/audio/speech", json={"input": SAID, "response_format": "wav"}, timeout=START_S
-            )
-            clip.raise_for_status()
-            with wave.open(io.BytesIO(clip.content)) as file:
-                self._clip = (file.getframerate(), file.readframes(file.getnframes()))
-            self.kinds += ["transcription"]
-
-    async def ask(self, kind: str, outcomes: Outcomes) -> None:
-        began = time.monotonic()
-        try:
-            async with self._client.stream("POST", *self._path(kind), **self._body(kind)) as answer:
-                body = b"".join([piece async for piece in answer.aiter_raw()])
-        except httpx.HTTPError as exc:
-            outcomes.statuses[f"{kind}: {type(exc).__name__}"] += 1
-            return
-        now = time.monotonic()
-        outcomes.statuses[str(answer.status_code)] += 1
-        if answer.status_code == 200 and b'"error"' not in body[-1000:]:
-            outcomes.done.append(now)
-            outcomes.seconds[kind].append(now - began)
-        elif answer.status_code == 429:
-            outcomes.retry_after.append(int(answer.headers["retry-after"]))
-            outcomes.refused_s.append(now - began)
-        else:
-            outcomes.statuses[f"{kind}: {answer.status_code} {body[-300:]!r}"] += 1
-
-    def _path(self, kind: str) -> tuple[str]:
-        paths = {
-            "speech": "audio/speech",
-            "transcription": "audio/transcriptions",
-            "completion": "completions",
-        }
-        return (f"/v1/{paths.get(kind, 'chat/completions')}",)
-
-    def _body(self, kind: str) -> dict[str, Any]:
-        number = self._random.randrange(10**6)
-        if kind == "completion":
-            return {"json": {"prompt": f"{number}"}}
-        if kind == "speech":
-            return {"json": {"input": f"{SAID} It is {number % 100} degrees.", "response_format": "pcm"}}
-        if kind == "transcription":
-            return {"files": {"file": ("clip.wav", self._recording())}}
-        question = f"{self._random.choice(QUESTIONS)} ({number})"
-        fields: dict[str, Any] = {
-            "messages": [{"role": "user", "content": question}],
-            "max_tokens": self._random.randint(8, 32),
-            "stream": kind.endswith("stream"),
-        }
-        if kind == "spoken stream":
-            fields |= {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "pcm16"}}
-        return {"json": fields}
-
-    def _recording(self) -> bytes:
-        """Another one each time: what was heard before is known."""
-        rate, frames = self._clip
-        noise = bytearray(frames)
-        for _ in range(16):
-            noise[2 * self._random.randrange(len(noise) // 2)] ^= 1
-        out = io.BytesIO()
-        with wave.open(out, "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(rate)
-            file.writeframes(noise)
-        return out.getvalue()
+async def ask(client: httpx.AsyncClient, call: Call, outcomes: Outcomes) -> None:
+    began = time.monotonic()
+    try:
+        async with client.stream("POST", call.path, **call.body) as answer:
+            body = b"".join([piece async for piece in answer.aiter_raw()])
+    except httpx.HTTPError as exc:
+        outcomes.statuses[f"{call.kind}: {type(exc).__name__}"] += 1
+        return
+    now = time.monotonic()
+    outcomes.statuses[str(answer.status_code)] += 1
+    if answer.status_code == 200 and not has_failed(body):
+        outcomes.done.append(now)
+        outcomes.seconds[call.kind].append(now - began)
+    elif answer.status_code == 429:
+        outcomes.retry_after.append(int(answer.headers["retry-after"]))
+        outcomes.refused_s.append(now - began)
+    else:
+        outcomes.statuses[f"{call.kind}: {answer.status_code} {body[-300:]!r}"] += 1
 
 
 class Watch:
@@ -214,20 +120,22 @@ class Watch:
         return found
 
 
-async def closed_loop(mix: Mix, clients: int, seconds: float) -> Outcomes:
+async def closed_loop(client: httpx.AsyncClient, mix: Mix, clients: int, seconds: float) -> Outcomes:
     """So many clients, of whom each asks again when it is answered."""
     outcomes = Outcomes()
     kinds = itertools.cycle(mix.kinds)
 
-    async def client() -> None:
+    async def keep_asking() -> None:
         while time.monotonic() - outcomes.started < seconds:
-            await mix.ask(next(kinds), outcomes)
+            await ask(client, mix.draw(next(kinds)), outcomes)
 
-    await asyncio.gather(*(client() for _ in range(clients)))
+    await asyncio.gather(*(keep_asking() for _ in range(clients)))
     return outcomes
 
 
-async def open_loop(mix: Mix, rate: float, seconds: float, rng: random.Random) -> tuple[Outcomes, int, float]:
+async def open_loop(
+    client: httpx.AsyncClient, mix: Mix, rate: float, seconds: float, rng: random.Random
+) -> tuple[Outcomes, int, float]:
     """Requests that come at random, so many a second. Also: how many, and when the last was answered."""
     outcomes = Outcomes()
     kinds = itertools.cycle(mix.kinds)
@@ -235,21 +143,13 @@ async def open_loop(mix: Mix, rate: float, seconds: float, rng: random.Random) -
     sent, due = 0, outcomes.started
     while (due := due + rng.expovariate(rate)) < outcomes.started + seconds:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        asking = asyncio.ensure_future(mix.ask(next(kinds), outcomes))
+        asking = asyncio.ensure_future(ask(client, mix.draw(next(kinds)), outcomes))
         asked.add(asking)
         asking.add_done_callback(asked.discard)
         sent += 1
     if asked:
         await asyncio.wait(asked, timeout=SETTLE_S + 120)
     return outcomes, sent, time.monotonic() - outcomes.started
-
-
-async def load_of(client: httpx.AsyncClient) -> int:
-    """Requests that run or wait in all of the replicas."""
-    answer = await client.get("/workers")
-    if answer.status_code == 404:
-        return int((await client.get("/get_load")).json()["num_reqs"])
-    return sum(worker["load"] for worker in answer.json()["workers"])
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -266,11 +166,11 @@ async def run(arguments: argparse.Namespace, options: list[str], log: Path) -> l
         for line in log.read_text().splitlines():
             if " holds " in line:
                 print(line[line.index("[") :])
-        mix = Mix(client, arguments.seed)
+        mix = Mix(client, arguments.seed, is_short=True)
         await mix.prepare()
-        await closed_loop(mix, len(mix.kinds), 1.0)
+        await closed_loop(client, mix, len(mix.kinds), 1.0)
         measured = arguments.capacity_seconds
-        alone = await closed_loop(mix, arguments.clients, measured)
+        alone = await closed_loop(client, mix, arguments.clients, measured)
         if not alone.done:
             raise SystemExit(f"nothing was answered: {dict(alone.statuses)}")
         capacity = alone.per_second(measured / 5, measured)
@@ -278,7 +178,7 @@ async def run(arguments: argparse.Namespace, options: list[str], log: Path) -> l
         watch = Watch(launcher, client)
         watching = asyncio.ensure_future(watch.run())
         rate, rng = arguments.times * capacity, random.Random(arguments.seed)
-        outcomes, sent, over_after = await open_loop(mix, rate, arguments.seconds, rng)
+        outcomes, sent, over_after = await open_loop(client, mix, rate, arguments.seconds, rng)
         left = await load_of(client)
         watching.cancel()
         # Until as many have come as it holds, and the first of these end, it has less to do.

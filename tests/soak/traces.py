@@ -20,6 +20,7 @@ class Traces:
     private: int
     shared: int
     descriptors: int
+    threads: int
     memfds: int
 
     def __str__(self) -> str:
@@ -39,9 +40,14 @@ def tidy() -> None:
 
 
 def traces_of(pid: int) -> Traces:
-    """A memfd counts whether it is open or only mapped, and once for each of its mappings."""
+    """A memfd counts whether it is open or only mapped, and once for each of its mappings.
+
+    Raises OSError if the process has ended.
+    """
     folder = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
+    if "RssAnon" not in status:
+        raise ProcessLookupError(f"{pid} has ended, and nobody has collected its exit status yet")
     files = []
     for link in (folder / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the descriptor that lists the folder
@@ -51,6 +57,7 @@ def traces_of(pid: int) -> Traces:
         private=int(status["RssAnon"].split()[0]) << 10,
         shared=int(status["RssShmem"].split()[0]) << 10,
         descriptors=len(files),
+        threads=int(status["Threads"]),
         memfds=sum("memfd:" in file for file in files) + maps.count("/memfd:"),
     )
 
