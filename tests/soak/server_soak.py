@@ -22,7 +22,7 @@ import httpx
 from launched_server import Roles, load_of, server
 from request_mix import Mix
 from soak_plots import draw
-from soak_samples import GROWTH_MB_PER_MINUTE, Growth, Sampler, growths
+from soak_samples import Growth, Sampler, growths, table
 from soak_traffic import Kills, PacedTraffic, unwell
 
 FLEET = ["--dp-size", "2"]
@@ -122,14 +122,7 @@ def summarize(traffic: PacedTraffic, kills: Kills, found: list[Growth], budget: 
     for role, count in sorted(Counter(role for role, _ in kills.happened).items()):
         took = [seconds for each, seconds in kills.happened if each == role]
         print(f"{count:>6} kills of {role}: well again after {min(took):.1f} to {max(took):.1f} s")
-    print(
-        f"a minute after the first third (limits: {GROWTH_MB_PER_MINUTE:g} MB of private memory, no counts):"
-    )
-    print(f"{'process':<28}{'minutes':>8}{'private':>12}{'shared':>12}  more")
-    for growth in found:
-        more = ", ".join(f"{name} {count:+}" for name, count in growth.more.items())
-        sizes = f"{growth.private:>+9.3f} MB{growth.shared:>+9.3f} MB"
-        print(f"{growth.role:<28}{growth.minutes:>8.0f}{sizes}  {more}")
+    print(*table(found), sep="\n")
 
 
 def main() -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import psutil  # type: ignore[import-untyped]
 from launched_server import Roles
 from traces import traces_of
@@ -20,10 +20,9 @@ from traces import traces_of
 WARM_UP_SHARE = 1 / 3
 GROWTH_MB_PER_MINUTE = 1.0
 # Processes that were seen for less than this after that say nothing of growth.
-SHORTEST_LIFE_S = 240.0
+SHORTEST_LIFE_S = 600.0
 # A connection that its peer has closed is closed here within this time.
 LONGEST_CLOSE_WAIT_S = 30.0
-# Least ones of two times are compared: what comes and goes with requests is not a leak.
 COUNTS = ("descriptors", "threads", "memfds")
 
 
@@ -120,9 +119,9 @@ class Growth:
 
     Attributes:
         minutes: How long that is.
-        private: Megabytes a minute: the slope of the line with the least squares.
+        private: Megabytes a minute: the median slope between two samples, which one step does not move.
         shared: The same of shared memory.
-        more: Of ``COUNTS``, by how many the fewest of the second half exceed the fewest of the first.
+        more: Of ``COUNTS``, by how many the second half has more than the first; see ``_more``.
     """
 
     role: str
@@ -152,15 +151,42 @@ def growths(samples: Iterable[Sample]) -> list[Growth]:
         if seconds[-1] - seconds[0] < SHORTEST_LIFE_S:
             continue
         first, second = warm[: len(warm) // 2], warm[len(warm) // 2 :]
-        slopes = {
-            name: statistics.linear_regression(seconds, [getattr(sample, name) for sample in warm]).slope
-            for name in ("private", "shared")
-        }
         more = {
-            name: min(getattr(each, name) for each in second) - min(getattr(each, name) for each in first)
+            name: _more([getattr(each, name) for each in first], [getattr(each, name) for each in second])
             for name in COUNTS
         }
         minutes = (seconds[-1] - seconds[0]) / 60
-        rates = {name: slope * 60 / 1e6 for name, slope in slopes.items()}
-        found.append(Growth(role, pid, minutes, rates["private"], rates["shared"], more))
+        private, shared = (
+            median_slope(seconds, [getattr(sample, name) for sample in warm]) * 60 / 1e6
+            for name in ("private", "shared")
+        )
+        found.append(Growth(role, pid, minutes, private, shared, more))
     return sorted(found, key=lambda growth: growth.role)
+
+
+def table(found: Iterable[Growth]) -> list[str]:
+    """Growth in lines."""
+    lines = [
+        f"after the first third (limits: {GROWTH_MB_PER_MINUTE:g} MB of private memory a minute, no counts):",
+        f"{'process':<28}{'minutes':>8}{'private a minute':>19}{'shared':>12}  more",
+    ]
+    for growth in found:
+        more = ", ".join(f"{name} {count:+}" for name, count in growth.more.items())
+        sizes = f"{growth.private:>+16.3f} MB{growth.shared:>+9.3f} MB"
+        lines.append(f"{growth.role:<28}{growth.minutes:>8.0f}{sizes}  {more}")
+    return lines
+
+
+def median_slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Theil and Sen's: the median of the slopes between all two points."""
+    x, y = np.asarray(xs), np.asarray(ys)
+    first, second = np.triu_indices(len(x), 1)
+    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
+
+
+def _more(first: Sequence[int], second: Sequence[int]) -> int:
+    """By how many the lower quartile of one time exceeds the median of the time before it.
+
+    What comes and goes with requests is no leak, nor is what came back after the death of a process.
+    """
+    return int(np.percentile(second, 25) - np.median(first))

@@ -50,10 +50,24 @@ def test_memory_that_grows_by_the_limit_is_a_problem() -> None:
     assert fast[0].problems == ["server (1) grows by 1.10 MB a minute"]
 
 
+def test_one_large_step_is_no_growth_and_many_are() -> None:
+    one, many = (
+        growths(hour_of(private=lambda minute, every=every: 100 + every * (minute // every)))
+        for every in (33, 4)
+    )
+    assert one[0].problems == []
+    assert many[0].private == pytest.approx(1.0, abs=0.05)
+
+
 @pytest.mark.parametrize("name", ["descriptors", "threads", "memfds"])
 def test_one_more_that_stays_is_a_problem(name: str) -> None:
     (growth,) = growths(hour_of(**{name: lambda minute: 30 + (minute > 35)}))
     assert growth.problems == [f"server (1) has 1 {name} more"]
+
+
+def test_descriptors_that_are_away_with_a_killed_process_are_no_growth_when_they_are_back() -> None:
+    (growth,) = growths(hour_of(descriptors=lambda minute: 20 - 3 * (30 < minute < 33)))
+    assert growth.problems == []
 
 
 def test_each_process_is_judged_by_its_own_life() -> None:
@@ -70,10 +84,11 @@ def test_pictures_have_a_line_for_every_life_and_a_name_for_every_role(tmp_path:
         for each in samples
     ]
     files = draw(samples, tmp_path)
-    assert [file.name for file in files] == ["soak-memory.svg", "soak-descriptors.svg", "soak-threads.svg"]
+    names = [file.name for file in files]
+    assert names == ["soak-memory.svg", "soak-growth.svg", "soak-descriptors.svg", "soak-threads.svg"]
     for file in files:
         root = ElementTree.parse(file).getroot()
         paths = list(root.iter("{http://www.w3.org/2000/svg}path"))
         assert [path.get("class") for path in paths] == ["server", "io second", "io second"]
-        names = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-        assert {"server", "io of replica 1"} <= set(names)
+        shown = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert {"server", "io of replica 1"} <= set(shown)
