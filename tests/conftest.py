@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from csm_oracle import CsmOracle
@@ -18,9 +18,11 @@ from qwen3_omni_oracle import Oracle
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 from xdist.scheduler import LoadScopeScheduling
 
-from sglang_omni._core import Switchboard, switch_off_faults
 from sglang_omni.relay.shm.cuda_driver import cuda_driver
 from sglang_omni.supervision.ports import bind
+
+if TYPE_CHECKING:
+    from sglang_omni._core import Switchboard
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -64,6 +66,8 @@ def short_path() -> Iterator[Path]:
 @pytest.fixture
 def fault_board(tmp_path: Path) -> Iterator[Switchboard]:
     """A board of faults at ``tmp_path / "board"``, at which the points of this process look too."""
+    from sglang_omni._core import Switchboard, switch_off_faults
+
     board = Switchboard.create(tmp_path / "board")
     board.switch_on()
     yield board

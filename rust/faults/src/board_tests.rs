@@ -61,27 +61,21 @@ fn what_one_mapping_arms_fires_in_the_other() {
 #[test]
 fn of_many_threads_exactly_the_hits_in_question_fire() {
     let [driver, server] = boards();
-    let (after, times) = (4000, 3);
-    driver
-        .arm(
-            "x",
-            Order {
-                after,
-                times,
-                ..ORDER
-            },
-        )
-        .unwrap();
-    let count = |_| (0..1000).filter(|_| server.hit("x").is_some()).count();
+    let order = Order {
+        after: 100_001,
+        times: 200_000,
+        ..ORDER
+    };
+    driver.arm("x", order).unwrap();
+    // Long enough for threads to meet, so that a countdown in two steps would miscount.
+    let count = || (0..100_000).filter(|_| server.hit("x").is_some()).count();
     let fired: usize = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..8).map(|n| scope.spawn(move || count(n))).collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .sum()
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(count)).collect();
+        let counts = threads.into_iter().map(|thread| thread.join().unwrap());
+        counts.sum()
     });
-    assert_eq!(fired, 3);
-    assert_eq!(seen(&driver, "x"), (8000, 3, false));
+    assert_eq!(fired, 200_000);
+    assert_eq!(seen(&driver, "x"), (800_000, 200_000, false));
 }
 
 #[test]

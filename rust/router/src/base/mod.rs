@@ -5,7 +5,7 @@
 //! - The place of a request in a distributed trace ([`tracing_context`]), and [`percent`]-encoded text.
 //! - The counters ([`metrics`], [`histogram`]), their text format ([`prometheus`]) and its [`page`], and the [`log`].
 //! - The [`clock`]; tasks that are restarted if they panic ([`supervise`]); how far the router is [`stopping`];
-//!   [`memory`] that is returned to the system.
+//!   [`memory`] that is returned to the system; points at which tests make it fail ([`fault_point`]).
 //! - [`keys`] and [`certificates`] from files, the [`protocol_key`] of a WebSocket, and the [`config_error`] for a
 //!   wrong configuration.
 
@@ -14,6 +14,7 @@ pub mod client;
 pub mod clock;
 pub mod config_error;
 pub mod end;
+pub mod fault_point;
 pub mod form;
 pub mod headers;
 pub mod histogram;

@@ -10,6 +10,7 @@ use hyper::{Request, Response};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::base::clock;
+use crate::base::fault_point::fault_point;
 use crate::base::supervise::keep_running;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::loop_detection::{self, Destination};
@@ -157,6 +158,7 @@ impl HealthChecks {
 /// Opens a new connection each time, since a healthy worker takes one. Afterwards the connection is kept for a request,
 /// unless another one is kept already.
 async fn probe(worker: &Worker, pool: &Rc<Pool>, headers: &HeaderMap) -> io::Result<Response<()>> {
+    fault_point("router.health").await?;
     let mut upstream = Upstream::open(&worker.endpoint, &pool.trust, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())

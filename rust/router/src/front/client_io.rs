@@ -11,6 +11,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::base::client::{Client, Phase};
+use crate::base::fault_point::PolledPoint;
 use crate::base::stream::Stream;
 use crate::front::unsent::Unsent;
 use crate::proxy::reply::{Reason, error_body};
@@ -19,6 +20,7 @@ pub struct ClientIo {
     stream: Stream,
     client: Arc<Client>,
     unsent: Unsent,
+    point: PolledPoint,
 }
 
 impl ClientIo {
@@ -27,6 +29,7 @@ impl ClientIo {
             stream,
             client,
             unsent,
+            point: PolledPoint::default(),
         }
     }
 
@@ -39,8 +42,13 @@ impl ClientIo {
     /// Sends what was held; ready once that is done.
     fn poll_unsent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.unsent.is_empty() {
-            let stream = Pin::new(&mut self.stream);
-            let sent = ready!(stream.poll_write_vectored(cx, &self.unsent.slices()))?;
+            let Self {
+                stream,
+                point,
+                unsent,
+                ..
+            } = self;
+            let sent = ready!(poll_write(stream, point, cx, &unsent.slices()))?;
             if sent == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -59,7 +67,7 @@ impl ClientIo {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if self.poll_unsent(cx)?.is_ready() {
-            let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+            let written = poll_write(&mut self.stream, &mut self.point, cx, bufs);
             if let Poll::Ready(written) = written {
                 self.client.count_taken(*written.as_ref().unwrap_or(&0));
                 return Poll::Ready(written);
@@ -76,6 +84,21 @@ impl ClientIo {
             held => Poll::Ready(Ok(held)),
         }
     }
+}
+
+/// Writes to a client, behind the point at which tests have that fail.
+fn poll_write(
+    stream: &mut Stream,
+    point: &mut PolledPoint,
+    cx: &mut Context<'_>,
+    bufs: &[io::IoSlice<'_>],
+) -> Poll<io::Result<usize>> {
+    ready!(point.poll("router.client", cx))?;
+    let written = Pin::new(stream).poll_write_vectored(cx, bufs);
+    if written.is_ready() {
+        point.again();
+    }
+    written
 }
 
 /// A whole HTTP response that closes the connection.

@@ -27,6 +27,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use crate::admin::{self, Admin};
 use crate::base::client::{Client, Phase};
 use crate::base::clock::{self, LaneClock, TICK};
+use crate::base::fault_point::fault_point;
 use crate::base::request_id::RequestIds;
 use crate::base::stopping::Stopping;
 use crate::base::stream::Stream;
@@ -167,7 +168,7 @@ fn admit(acceptor: &Rc<Acceptor>, stream: TcpStream, peer: SocketAddr) {
 
 /// One client's connection.
 async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer: SocketAddr) {
-    if stream.set_nodelay(true).is_err() {
+    if fault_point("router.accept").await.is_err() || stream.set_nodelay(true).is_err() {
         return; // Already closed by the client.
     }
     acceptor.lane.metrics().accepted.fetch_add(1, Relaxed);

@@ -2,13 +2,14 @@
 
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use sglang_omni_policy::Receipt;
 
 use crate::base::clock;
+use crate::base::fault_point::{PolledPoint, passes};
 use crate::base::page::PageBody;
 use crate::fleet::worker::LoadGuard;
 use crate::proxy::lane::Lane;
@@ -32,6 +33,7 @@ pub struct ResponseBody {
     load: LoadGuard,
     /// Present if the policy wants to know how much of the prompt the worker had cached.
     receipt: Option<Receipt>,
+    point: PolledPoint,
 }
 
 /// Chunks that have already arrived leave as one, up to this many bytes: passing on an event of a stream alone often
@@ -55,6 +57,7 @@ impl ResponseBody {
             next: None,
             load,
             receipt: None,
+            point: PolledPoint::default(),
         }
     }
 
@@ -73,6 +76,9 @@ impl ResponseBody {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(*first)));
         }
+        if let Err(error) = ready!(self.point.poll("router.body", cx)) {
+            return Poll::Ready(Some(Err(error.into())));
+        }
         let frame = match &mut self.upstream {
             Some(upstream) => upstream.poll_frame(&mut self.incoming, cx),
             None => Pin::new(&mut self.incoming).poll_frame(cx),
@@ -81,6 +87,9 @@ impl ResponseBody {
             Poll::Ready(Some(Ok(_))) => self.load.worker().flags.heard_from(clock::now()),
             Poll::Ready(None) => self.finished = true,
             _ => {}
+        }
+        if frame.is_ready() {
+            self.point.again();
         }
         frame.map_err(Into::into)
     }
@@ -101,7 +110,7 @@ impl Body for ResponseBody {
         if this.finished {
             return Poll::Ready(None);
         }
-        let first = match std::task::ready!(this.poll_next(cx)) {
+        let first = match ready!(this.poll_next(cx)) {
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => data,
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
@@ -152,7 +161,9 @@ impl Drop for ResponseBody {
                 let policy = &self.lane.proxy.policy;
                 policy.answered(receipt, usage);
             }
-            self.lane.pool.put_back(upstream);
+            if passes("router.tail") {
+                self.lane.pool.put_back(upstream);
+            }
         }
     }
 }

@@ -87,7 +87,7 @@ async fn begin(stream: Stream) -> io::Result<(Sender, Connection, RawFd)> {
     Ok((sender, connection, socket))
 }
 
-async fn within<T>(
+pub async fn within<T>(
     limit: Duration,
     what: &str,
     coming: impl Future<Output = io::Result<T>>,

@@ -16,7 +16,8 @@ use tokio::task::spawn_local;
 use tokio::time::timeout;
 
 use crate::base::clock::{self, Tick};
-use crate::upstream::connection::{Begun, Upstream};
+use crate::base::fault_point::fault_point;
+use crate::upstream::connection::{Begun, Upstream, within};
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::trust::Trust;
 
@@ -68,6 +69,7 @@ impl Pool {
         limit: Duration,
     ) -> io::Result<Box<Upstream>> {
         endpoint.opened.fetch_add(1, Relaxed);
+        within(limit, "connection", fault_point("router.connect")).await?;
         Upstream::open(endpoint, &self.trust, limit).await
     }
 
