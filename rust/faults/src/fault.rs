@@ -83,8 +83,14 @@ pub fn reach(board: &'static Board, name: &str) -> Option<Fired> {
         Action::Duplicate => Some(Fired::Site(SiteAction::Duplicate)),
         Action::Corrupt => Some(Fired::Site(SiteAction::Corrupt)),
         Action::Partial => Some(Fired::Site(SiteAction::Partial)),
-        Action::Kill => signals::end_or_stop(libc::SIGKILL),
-        Action::Stop => signals::end_or_stop(libc::SIGSTOP),
-        Action::Interrupts => signals::interrupt(time),
+        Action::Interrupts => signals::interrupt(time).err().map(Fired::Error),
+        Action::Kill => {
+            signals::end_or_stop(libc::SIGKILL);
+            None
+        }
+        Action::Stop => {
+            signals::end_or_stop(libc::SIGSTOP);
+            None
+        }
     }
 }

@@ -3,16 +3,13 @@
 use std::io::{Error, Result};
 use std::time::{Duration, Instant};
 
-use crate::fault::Fired;
-
 /// Time between two signals of a storm.
 const PERIOD: Duration = Duration::from_millis(1);
 
 /// Sends this thread SIGKILL or SIGSTOP, which end or stop the process before this returns.
-pub fn end_or_stop(signal: libc::c_int) -> Option<Fired> {
+pub fn end_or_stop(signal: libc::c_int) {
     // SAFETY: no handler runs for these signals.
     unsafe { libc::raise(signal) };
-    None
 }
 
 extern "C" fn nothing(_: libc::c_int) {}
@@ -20,7 +17,7 @@ extern "C" fn nothing(_: libc::c_int) {}
 /// Begins to interrupt system calls of the calling and the main thread, as a profiler's timer would.
 ///
 /// By SIGURG, which ends no process that has another handler for it or none.
-pub fn interrupt(time: Duration) -> Option<Fired> {
+pub fn interrupt(time: Duration) -> Result<()> {
     let handler: extern "C" fn(libc::c_int) = nothing;
     // SAFETY: a handler that does nothing may run anywhere. Without SA_RESTART, calls end with EINTR.
     let installed = unsafe {
@@ -29,7 +26,7 @@ pub fn interrupt(time: Duration) -> Option<Fired> {
         libc::sigaction(libc::SIGURG, &action, std::ptr::null_mut())
     };
     if installed != 0 {
-        return Some(Fired::Error(Error::last_os_error()));
+        return Err(Error::last_os_error());
     }
     let (threads, until) = (threads(), Instant::now() + time);
     let storm = move || {
@@ -38,10 +35,10 @@ pub fn interrupt(time: Duration) -> Option<Fired> {
             std::thread::sleep(PERIOD);
         }
     };
-    let begun = std::thread::Builder::new()
+    std::thread::Builder::new()
         .name("fault-storm".into())
-        .spawn(storm);
-    begun.err().map(Fired::Error)
+        .spawn(storm)?;
+    Ok(())
 }
 
 /// The numbers of the main thread and the calling one.
