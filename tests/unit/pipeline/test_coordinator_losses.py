@@ -24,7 +24,8 @@ async def test_exactly_the_requests_a_dead_stage_holds_fail(make: Any) -> None:
     for name in ("held", "passed"):
         await pipeline.progress("first", (name, "first", 0), (name, "audio", 1))
         await pipeline.progress("audio", (name, "first", -1), (name, "audio", 1))
-    await pipeline.progress("audio", ("passed", "text", 1), ("passed", "audio", -1))
+    visit = ("passed", 0.1, 0.0, 0.0)
+    await pipeline.progress("audio", ("passed", "text", 1), ("passed", "audio", -1), spans=[visit])
     await pipeline.progress("text", ("passed", "audio", -1), ("passed", "text", 1))
     await pipeline.settle()
     pipeline.coordinator.stage_down(["audio"], "stage 'audio' was killed by signal 9")
@@ -76,6 +77,23 @@ async def test_a_dead_stage_is_no_fault_of_its_requests(make: Any) -> None:
     await pipeline.progress("first", ("later", "audio", 1), ("later", "first", -1))
     for result in (held, later):
         with pytest.raises(Unavailable, match="audio is gone"):
+            await soon(result)
+
+
+async def test_a_stage_that_dies_between_two_sends_and_before_its_report_has_held_its_request(
+    make: Any,
+) -> None:
+    """What came from it is all that is known of its work: one message, with which the sum is zero."""
+    pipeline = await make()
+    held, other = pipeline.submit("held"), pipeline.submit("other")
+    for _ in range(2):
+        await pipeline.submitted()
+    await pipeline.progress("first", ("other", "first", 0), ("other", "text", 1))
+    await pipeline.progress("audio", ("held", "audio", 1), ("held", "first", -1))
+    await pipeline.settle()
+    pipeline.coordinator.stage_down(["first"], "first is gone")
+    for result in (held, other):
+        with pytest.raises(Unavailable, match="first is gone"):
             await soon(result)
 
 

@@ -81,13 +81,26 @@ async def test_both_ends_of_a_hand_off_hold_it_until_it_is_received() -> None:
     assert counters.holders("r") == ["b"]
 
 
-async def test_a_receiver_holds_the_request_though_the_senders_report_died_with_it() -> None:
+async def test_both_ends_hold_the_request_though_the_senders_report_died_with_it() -> None:
+    """It may have had more to send than what came, to others, too."""
     counters = InFlightCounts()
     counters.track("r")
     counters.add("r", "a", 1)
-    b = ProgressReporter("b", lambda message: [counters.add(*change) for change in message.changes] and None)
+
+    def count(message: ProgressMessage) -> None:
+        for change in message.changes:
+            counters.add(*change, message.from_stage)
+
+    a, b = ProgressReporter("a", count), ProgressReporter("b", count)
     b.received("r", "a")
     b.flush()
+    assert counters.held_by(["a"]) == counters.held_by(["b"]) == ["r"]
+    a.received("r", None)
+    a.handed_on("r", "b")
+    a.finished("r", 1, 0.5)
+    a.flush()
+    assert counters.held_by(["a"]) == ["r"]
+    counters.end_visit("r", "a")
     assert counters.held_by(["a"]) == []
     assert counters.held_by(["b"]) == ["r"]
 

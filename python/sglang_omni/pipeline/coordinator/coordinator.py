@@ -475,18 +475,18 @@ class Coordinator:
             self._complete(tracked)
 
     def _complete(self, tracked: TrackedRequest) -> None:
-        results = tracked.results
-        result = next(iter(results.values())) if len(results) == 1 else dict(results)
-        self._end(tracked, RequestState.COMPLETED, result)
+        *others, last = tracked.results.values()
+        self._end(tracked, RequestState.COMPLETED, dict(tracked.results) if others else last)
 
     def _on_progress(self, message: ProgressMessage) -> None:
         for wire_id, instance, difference in message.changes:
-            total = self._counts.add(wire_id, instance, difference)
+            total = self._counts.add(wire_id, instance, difference, message.from_stage)
             reason = self.replicas.why_lost(instance, message.late_s) if total > 0 else None
             if reason is not None and (tracked := self._by_wire_id.get(wire_id)) is not None:
                 self._fail(tracked, Unavailable(reason))
         details = message.details or {}
         for wire_id, work, wait, began in message.spans:
+            self._counts.end_visit(wire_id, message.from_stage)
             tracked = self._by_wire_id.get(wire_id) or self._settling.get(wire_id)
             if tracked is None:
                 continue

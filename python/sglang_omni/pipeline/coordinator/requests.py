@@ -274,22 +274,38 @@ class InFlightCounts:
     - finishing subtracts 2 for the stage for each time it received the request.
 
     The coordinator counts the requests it sends and the results it receives in the same way.
+
+    An instance that dies before it has reported has a sum that says nothing: others' reports of what came
+    from it are in it, and its own are lost. So one from which something came holds the request, too, until
+    it has reported the end of its visit.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
+        # By request, the instances from which something came, and those of a visit whose end is reported.
+        self._sources: dict[str, set[str]] = {}
+        self._visited: dict[str, set[str]] = {}
 
     def track(self, request_id: str) -> None:
         self._counts[request_id] = {}
+        self._sources[request_id], self._visited[request_id] = set(), set()
 
     def forget(self, request_id: str) -> None:
         self._counts.pop(request_id, None)
+        self._sources.pop(request_id, None)
+        self._visited.pop(request_id, None)
 
-    def add(self, request_id: str, instance: str, difference: int) -> int:
-        """Returns the new sum; 0 for a request that is not tracked."""
+    def add(self, request_id: str, instance: str, difference: int, reporter: str | None = None) -> int:
+        """Returns the new sum; 0 for a request that is not tracked.
+
+        Args:
+            reporter: The instance that reports the difference; None: the coordinator counts it.
+        """
         counts = self._counts.get(request_id)
         if counts is None:
             return 0
+        if difference < 0 and reporter is not None and reporter != instance:
+            self._sources[request_id].add(instance)
         total = counts.get(instance, 0) + difference
         if total:
             counts[instance] = total
@@ -297,12 +313,17 @@ class InFlightCounts:
             counts.pop(instance, None)
         return total
 
+    def end_visit(self, request_id: str, instance: str) -> None:
+        """The instance has reported all that it did for the request."""
+        if (visited := self._visited.get(request_id)) is not None:
+            visited.add(instance)
+
     def is_settled(self, request_id: str) -> bool:
         """True if all sums are zero: no instance holds the request, and no report is missing."""
         return not self._counts.get(request_id)
 
     def holders(self, request_id: str) -> list[str]:
-        """The instances that hold the request."""
+        """The instances that hold the request, as far as sums say."""
         return [instance for instance, total in self._counts.get(request_id, {}).items() if total > 0]
 
     def load(self, request_ids: Iterable[str], instances: Iterable[str]) -> dict[str, int]:
@@ -314,12 +335,13 @@ class InFlightCounts:
         return load
 
     def held_by(self, instances: Iterable[str]) -> list[str]:
-        """The requests that at least one of these instances holds."""
+        """The requests that are lost if these instances end: at least one of them holds each."""
         names = set(instances)
         return [
             request_id
             for request_id, counts in self._counts.items()
             if any(total > 0 and instance in names for instance, total in counts.items())
+            or not names.isdisjoint(self._sources[request_id] - self._visited[request_id])
         ]
 
 
