@@ -107,7 +107,7 @@ class PointState:
         """The process in which it fired last, or 0."""
     @property
     def armed(self) -> bool:
-        """Whether a later hit will fire."""
+        """True if a later hit will fire."""
 
 class Switchboard:
     """A file on which faults are armed at named points, for all processes that are started with its path in
