@@ -327,9 +327,13 @@ soak-router: build ## half an hour of mixed traffic while replicas are killed, h
 	$(BIN)/python tests/soak/router_soak.py --minutes $(SOAK_MINUTES)
 
 SCHEDULES ?= 10000
+# With HOURS, a third of them for each tier.
+SHARE = $(if $(HOURS),--schedules 1000000000 --seconds $$(($(HOURS) * 1200)),--schedules $$(($(SCHEDULES) / $(1))))
 .PHONY: campaign
-campaign: build ## random requests and faults against coordinator and stages in virtual time; six minutes (SCHEDULES=2000)
-	PYTHONHASHSEED=0 $(BIN)/python tests/campaign/run.py --schedules $(SCHEDULES) $(CAMPAIGN)
+campaign: build ## random requests and faults, in virtual time, on a pipeline's processes, and on a fleet; 20 minutes (HOURS=2, or SCHEDULES=2000)
+	PYTHONHASHSEED=0 $(BIN)/python tests/campaign/run.py $(call SHARE,1) $(CAMPAIGN)
+	$(BIN)/python tests/campaign/run_real.py processes $(call SHARE,30) $(CAMPAIGN)
+	$(BIN)/python tests/campaign/run_real.py fleet $(call SHARE,200) $(CAMPAIGN)
 
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS = $(basename $(notdir $(wildcard rust/fuzz/fuzz_targets/*.rs)))

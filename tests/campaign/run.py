@@ -1,6 +1,6 @@
-"""``make campaign``: random requests and faults in virtual time, judged; what fails is shortened and printed.
+"""The campaign in virtual time: random requests and faults, judged; what fails is shortened and printed.
 
-python tests/campaign/run.py [--schedules 10000] [--seed 1] [--only NUMBER]
+python tests/campaign/run.py [--schedules 10000] [--seconds 3600] [--seed 1] [--only NUMBER]
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from campaign import schedules
 
+# Played by one process at a time, and until the next line of progress.
 _A_PIECE = 50
+_A_ROUND = 1000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schedules", type=int, default=10_000, help="how many (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="none begins after so long")
     parser.add_argument("--seed", type=int, default=1, help="which (default: %(default)s)")
     parser.add_argument("--only", type=int, help="the number of one schedule, with its events")
     args = parser.parse_args(argv)
@@ -37,17 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     outcomes: Counter[str] = Counter()
     broken: dict[int, list[str]] = {}
-    pieces = [range(at, min(at + _A_PIECE, args.schedules)) for at in range(0, args.schedules, _A_PIECE)]
+    played_so_far = 0
     with ProcessPoolExecutor(os.process_cpu_count() if hasattr(os, "process_cpu_count") else None) as pool:
-        for done, (counted, found) in enumerate(pool.map(partial(played, args.seed), pieces), start=1):
-            outcomes += counted
-            broken |= found
-            if done % 20 == 0 or done == len(pieces):
-                seconds = time.monotonic() - began
-                print(
-                    f"{pieces[done - 1][-1] + 1:,} schedules, {len(broken)} broken, {seconds:.0f} s",
-                    flush=True,
-                )
+        while played_so_far < args.schedules:
+            end = min(played_so_far + _A_ROUND, args.schedules)
+            pieces = [range(at, min(at + _A_PIECE, end)) for at in range(played_so_far, end, _A_PIECE)]
+            for counted, found in pool.map(partial(played, args.seed), pieces):
+                outcomes += counted
+                broken |= found
+            played_so_far, seconds = end, time.monotonic() - began
+            print(f"{played_so_far:,} schedules, {len(broken)} broken, {seconds:.0f} s", flush=True)
+            if args.seconds is not None and seconds > args.seconds:
+                break
     print(", ".join(f"{count:,} {kind}" for kind, count in outcomes.most_common()))
     return _report(args.seed, broken)
 

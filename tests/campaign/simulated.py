@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import Any, cast
 
+from campaign.asks import PARTS, part_of, pieces_of, text_of
 from campaign.network import Network, current_process
+from campaign.rest import left_in
 from sglang_omni._core import PayloadPlan
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.stage.input import AggregatedInput
@@ -37,29 +39,6 @@ NEXT = {"a": ["b", "c"], "b": "d", "c": "d", "d": None}
 CREDIT_BYTES = 40_000
 # Requests that a scheduler computes at once.
 _AT_ONCE = 3
-_PIECES = 5
-_PARTS = 3
-
-
-def answer_to(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the pipeline answers."""
-    value, size = inputs["value"], inputs["size"]
-    parts = [part_of(inputs, number)[0] for number in range(_PARTS)]
-    paths = {"b": "ab", "c": "ac"}
-    return {"paths": paths, "total": value % 251 * size, "parts": parts, "text": text_of(inputs)}
-
-
-def text_of(inputs: Mapping[str, Any]) -> str:
-    return "".join(pieces_of(inputs["value"]))
-
-
-def pieces_of(value: int) -> list[str]:
-    return [f"{value}.{number} " for number in range(_PIECES)]
-
-
-def part_of(inputs: Mapping[str, Any], number: int) -> bytes:
-    """A chunk that a streams to d."""
-    return bytes([(inputs["value"] + number) % 251]) * (1 + inputs["size"] // _PARTS)
 
 
 class SimulatedRelay(Relay):
@@ -208,7 +187,7 @@ class SimulatedScheduler:
 
     def _stream(self, payload: StagePayload, number: int) -> None:
         seconds = self._draw.expovariate(1 / 0.002)
-        if number == _PARTS:
+        if number == PARTS:
             self._after(seconds, payload.request_id, lambda: self._finish(payload))
             return
         part = part_of(payload.request.inputs, number)
@@ -400,18 +379,7 @@ class World:
     @property
     def leftovers(self) -> list[str]:
         """What is held although no request runs."""
-        coordinator = self.coordinator
-        found = [
-            f"the coordinator {what}: {held}"
-            for what, held in (
-                ("has requests", list(coordinator._requests.running)),
-                ("knows wire ids", list(coordinator._by_wire_id)),
-                ("counts", coordinator._counts._counts),
-                ("settles", list(coordinator._settling._requests)),
-                ("has stages down", coordinator.health()["down_stages"]),
-            )
-            if held
-        ]
+        found = left_in(self.coordinator)
         return found + [each for process in self.processes.values() for each in process.leftovers]
 
 

@@ -1,0 +1,370 @@
+"""Schedules of requests and faults on a whole server: a launcher, its router, two replicas and their stages.
+
+Clients speak HTTP to the router. Faults are signals to any of the processes, and orders on the switchboard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import httpx
+import psutil  # type: ignore[import-untyped]
+
+from campaign.asks import Ask, drawn_ask, judged, text_of
+from campaign.processes import POINTS, STAGES, Points, Strike, config, drawn_strike
+from campaign.verdict import Verdict
+from sglang_omni._core import Switchboard
+from sglang_omni.config import save_config
+
+if TYPE_CHECKING:
+    from sglang_omni._core import FaultAction
+
+_REPLICAS = 2
+_SIZES = (0, 10, 3_000, 40_000, 300_000)
+_SPAN_S = 0.6
+_DEADLINE_S = 60.0
+_START_S = 120.0
+_REST_S = 45.0
+_SERVES = r"\[server\].* served on (\S+)\n"
+_STOPS_S = (0.1, 0.5, 1.5, 6.0)
+
+Kind = Literal["kill", "stop", "terminate"]
+
+_AT_CALLS: tuple[FaultAction, ...] = ("kill", "delay", "stop")
+# Points of the router's process, and of the replicas' own beside their stages'.
+ROUTER_POINTS: Points = {
+    "router.accept": ("delay", "error", "kill"),
+    "router.connect": ("delay", "error", "kill"),
+    "router.send": ("delay", "error", "kill"),
+    "router.head": ("delay", "error", "kill"),
+    "router.body": ("delay", "error", "kill"),
+    "router.tail": ("error", "kill"),
+    "router.health": ("delay", "error"),
+    "router.client": ("delay", "error", "kill"),
+}
+SERVER_POINTS: Points = {
+    "coordinator.end": _AT_CALLS,
+    "coordinator.stage_down": _AT_CALLS,
+    "supervisor.launch": (*_AT_CALLS, "error"),
+    "control.send": (*_AT_CALLS, "partial"),
+    "control.receive": _AT_CALLS,
+}
+
+
+@dataclass(frozen=True)
+class Harm:
+    """A signal to a process: ``router``, ``replica 0``, or ``replica 0 process 3``, the one that forks the
+    others or a stage's."""
+
+    at: float
+    process: str
+    kind: Kind
+    seconds: float = 0.0
+
+
+Event = Ask | Strike | Harm
+
+
+def drawn(seed: int, number: int) -> list[Event]:
+    """The events of a schedule: the same for the same numbers."""
+    draw = random.Random(f"{seed}:fleet:{number}")
+    events: list[Event] = []
+    for _ in range(draw.randint(4, 16)):
+        ask = replace(drawn_ask(draw, STAGES, _SIZES, _SPAN_S), twice=False)
+        if "hang" in ask.faults.values():
+            ask = replace(ask, leaves_after=draw.uniform(0.0, 1.0), aborted_after=None)
+        events.append(ask)
+    for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
+        at = draw.choice((0.0, draw.uniform(0.0, _SPAN_S)))
+        replica = f"replica {draw.randrange(_REPLICAS)}"
+        stage = f"{replica} process {draw.randrange(len(STAGES) + 1)}"
+        if draw.random() < 0.3:
+            process = draw.choice((stage, stage, replica, "router"))
+            kind: Kind = draw.choice(
+                ("kill", "stop", "terminate") if process == replica else ("kill", "stop")
+            )
+            events.append(Harm(at, process, kind, draw.choice(_STOPS_S)))
+        else:
+            process, points = draw.choice(
+                ((stage, POINTS), (replica, SERVER_POINTS), ("router", ROUTER_POINTS))
+            )
+            events.append(drawn_strike(draw, at, process, points))
+    return events
+
+
+class Fleet:
+    """The running server, on which one schedule is played after another."""
+
+    def __init__(self, launcher: psutil.Process, client: httpx.AsyncClient, board: Switchboard) -> None:
+        self._launcher, self._client, self._board = launcher, client, board
+        self._numbers = Counter[str]()
+        self._pids: dict[str, int] = {}
+
+    async def warm_up(self) -> None:
+        """Waits until all is up, and uses it."""
+        if wrong := await self._at_rest():
+            raise RuntimeError(f"it is not at rest before the first schedule: {wrong}")
+        if "router" not in self._processes():
+            raise RuntimeError("the router's process is not found")
+        if not any(point.hits for name, point in self._board.points().items() if name.startswith("edge.")):
+            raise RuntimeError("the server's processes have no points: they did not find sitecustomize")
+
+    async def play(self, events: Sequence[Event], number: int) -> Verdict:
+        """Runs a schedule and judges it."""
+        self._board.disarm()
+        self._pids = self._processes()
+        fired_before = {name: point.fired for name, point in self._board.points().items()}
+        strikes = [each for each in events if isinstance(each, Strike)]
+        harms = [each for each in events if isinstance(each, Harm)]
+        asks = [each for each in events if isinstance(each, Ask)]
+        harming = [asyncio.ensure_future(self._strike(each)) for each in strikes]
+        harming += [asyncio.ensure_future(self._harm(each)) for each in harms]
+        continuing = asyncio.ensure_future(self._continue_stopped(random.Random(f"{number}:stops")))
+        try:
+            outcomes = await asyncio.gather(*(self._ask(self._id("r"), ask) for ask in asks))
+            await asyncio.gather(*harming)
+            problems = await self._at_rest()
+        finally:
+            for task in (*harming, continuing):
+                task.cancel()
+            await asyncio.gather(*harming, continuing, return_exceptions=True)
+            self._board.disarm()
+        points = self._board.points()
+        fired = [each for each in strikes if points[each.point].fired > fired_before.get(each.point, 0)]
+        excused = set(_excuses(fired, harms, asks))
+        wrong = (judged(ask, outcome, excused) for ask, outcome in zip(asks, outcomes, strict=True))
+        problems += [f"request {place}: {each}" for place, each in enumerate(wrong) if each is not None]
+        if not excused:
+            now = self._processes()
+            changed = [name for name, pid in self._pids.items() if now.get(name) != pid]
+            problems += [f"{changed} were started again for no reason"] if changed else []
+        return Verdict(problems, outcomes, [f"{each.point} {each.action}" for each in fired])
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def _ask(self, request_id: str, ask: Ask) -> str:
+        """Makes a request as its events say. Returns how it ended, as ``asks.outcome_of`` does."""
+        await asyncio.sleep(ask.at)
+        loop = asyncio.get_running_loop()
+        asking = asyncio.ensure_future(self._answer(request_id, ask))
+        if ask.leaves_after is not None:
+            loop.call_later(ask.leaves_after, asking.cancel)
+        if ask.aborted_after is not None:
+            loop.call_later(ask.aborted_after, lambda: asyncio.ensure_future(self._abort(request_id)))
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                return await asking
+        except TimeoutError:
+            return "late"
+        except asyncio.CancelledError:
+            return "cancelled"
+        except httpx.RemoteProtocolError as error:
+            return f"cut: {error}"
+        except httpx.TransportError as error:
+            return f"unreachable: {error!r}"
+
+    async def _abort(self, request_id: str) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            await self._client.post("/abort_request", json={"rid": request_id})
+
+    async def _answer(self, request_id: str, ask: Ask) -> str:
+        inputs = {"value": ask.value, "size": ask.size, "faults": ask.faults}
+        body = {"prompt": json.dumps(inputs), "stream": ask.stream}
+        async with self._client.stream(
+            "POST", "/v1/completions", json=body, headers={"x-request-id": request_id}
+        ) as answer:
+            if answer.status_code != 200 or not ask.stream:
+                return _ended(answer.status_code, await answer.aread(), text_of(inputs))
+            return await _streamed(answer.aiter_lines(), text_of(inputs), ask.pause)
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    async def _strike(self, strike: Strike) -> None:
+        await asyncio.sleep(strike.at)
+        if pid := self._pids.get(strike.process):
+            order = {"after": strike.after, "argument": strike.argument, "pid": pid}
+            self._board.arm(strike.point, strike.action, **order)
+
+    async def _harm(self, harm: Harm) -> None:
+        await asyncio.sleep(harm.at)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._pids[harm.process])
+            match harm.kind:
+                case "kill":
+                    process.kill()
+                case "terminate":
+                    process.terminate()
+                case "stop":
+                    process.suspend()
+                    await asyncio.sleep(harm.seconds)
+                    process.resume()
+
+    async def _continue_stopped(self, draw: random.Random) -> None:
+        """Continues the processes that an order has stopped, each after a time."""
+        while True:
+            await asyncio.sleep(0.05)
+            for process in self._launcher.children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.status() == psutil.STATUS_STOPPED:
+                        await asyncio.sleep(draw.choice(_STOPS_S))
+                        process.send_signal(signal.SIGCONT)
+
+    # --- afterwards -------------------------------------------------------------------------------
+
+    async def _at_rest(self) -> list[str]:
+        """What is still wrong after ``_REST_S``."""
+        deadline = time.monotonic() + _REST_S
+        while True:
+            try:
+                problems = await self._wrong_now()
+            except httpx.HTTPError as error:
+                problems = [f"at rest: {error!r}"]
+            except (KeyError, ValueError) as error:
+                problems = [f"at rest, an answer without what it should have: {error!r}"]
+            if not problems or time.monotonic() > deadline:
+                return problems
+            await asyncio.sleep(0.2)
+
+    async def _wrong_now(self) -> list[str]:
+        health = await self._client.get("/health")
+        workers = (await self._client.get("/workers")).json()["workers"]
+        found = [] if health.status_code == 200 else [f"/health: {health.status_code} {health.text}"]
+        if len(workers) != _REPLICAS:
+            found.append(f"{len(workers)} workers")
+        found += [f"the router has {each}" for each in workers if not each["healthy"] or each["load"]]
+        found += await self._wrong_in_metrics()
+        if not found:
+            for stream in (False, True):
+                outcome = await self._ask(self._id("after"), Ask(0.0, 7, 40_000, stream))
+                found += [] if outcome == "answered" else [f"the next request: {outcome}"]
+        return found
+
+    async def _wrong_in_metrics(self) -> list[str]:
+        """Gauges of the replicas, which the router shows together, that are not zero."""
+        metrics = (await self._client.get("/metrics")).text
+        gauges = re.findall(r"^(sglang_omni_\w*(?:requests_running|held)\w*\{.*\}) (\S+)$", metrics, re.M)
+        if len({worker for name, _ in gauges for worker in re.findall(r'worker="(\d+)"', name)}) != _REPLICAS:
+            return ["/metrics does not have the gauges of all replicas"]
+        return [f"{name} is {value}" for name, value in gauges if float(value)]
+
+    def _processes(self) -> dict[str, int]:
+        """The processes by name. Those of a replica are numbered in the order of their starts."""
+        found: dict[str, int] = {}
+        for process in self._launcher.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                line = " ".join(process.cmdline())
+                if "router_process" in line:
+                    found["router"] = process.pid
+                if "launch_server" not in line:
+                    continue
+                name = f"replica {sum(each.count(' ') == 1 for each in found)}"
+                found[name] = process.pid
+                below = sorted(process.children(), key=psutil.Process.create_time)
+                found |= {f"{name} process {place}": each.pid for place, each in enumerate(below)}
+        return found
+
+    def _id(self, kind: str) -> str:
+        self._numbers[kind] += 1
+        return f"{kind}{self._numbers[kind]}-{os.getpid()}"
+
+
+def _ended(status: int, body: bytes, expected: str) -> str:
+    text = body.decode(errors="replace")
+    if status == 200:
+        choice = json.loads(text)["choices"][0]
+        if choice["finish_reason"] == "abort":
+            return "cancelled"
+        return "answered" if choice["text"] == expected else f"wrong: {choice}"
+    kinds = {429: "busy", 500: "failed", 502: "unavailable", 503: "unavailable", 504: "unavailable"}
+    return f"{kinds.get(status, 'refused')}: {text}"
+
+
+async def _streamed(lines: AsyncIterator[str], expected: str, pause: float) -> str:
+    said, end = "", ""
+    async for line in lines:
+        if end:
+            if line:
+                return f"wrong: {line!r} after the end"
+            continue
+        if not line.startswith("data: "):
+            continue
+        data = line.removeprefix("data: ")
+        if data == "[DONE]":
+            end = "answered" if said == expected else f"wrong: ended after {said!r}"
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            kind = "unavailable" if event["error"].get("code") in (502, 503, 504) else "failed"
+            end = f"{kind}: {event['error']}"
+            continue
+        choice: dict[str, Any] = (
+            event["choices"][0] if event["choices"] else {"text": "", "finish_reason": None}
+        )
+        if choice["finish_reason"] == "abort":
+            return "cancelled"
+        said += choice["text"]
+        if not expected.startswith(said):
+            return f"wrong: {said!r}"
+        await asyncio.sleep(pause)
+    return end or "cut: the stream ended without an end"
+
+
+def _excuses(fired: Sequence[Strike], harms: Sequence[Harm], asks: Sequence[Ask]) -> Iterator[str]:
+    deadly = {"kill", "stop", "hang", "terminate"}
+    harmed = [each.process for each in fired if each.action in deadly] + [each.process for each in harms]
+    if harmed or any("crash" in ask.faults.values() for ask in asks):
+        yield from ("unavailable", "failed: unavailable", "busy")
+    if "router" in harmed:
+        yield from ("unreachable", "cut")
+    if any(each.count(" ") == 1 for each in harmed):
+        yield "cut"
+    for each in fired:
+        if each.action in ("error", "drop"):
+            yield from ("unavailable", f"failed: {os.strerror(each.argument)}")
+            if each.process == "router":
+                yield from ("cut", "unreachable")
+
+
+@contextlib.asynccontextmanager
+async def running(folder: str) -> Any:
+    """The server, started as a user starts it, and a client to its router."""
+    board = Switchboard.open(os.environ["SGLANG_OMNI_FAULTS"])
+    file, log = Path(folder) / "campaign.yaml", Path(folder) / "log"
+    save_config(config(folder), file)
+    command = [sys.executable, "-m", "sglang_omni.launch_server", "--config", str(file), "--port", "0"]
+    command += ["--dp-size", str(_REPLICAS), "--parent-pid", str(os.getpid())]
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
+    try:
+        async with asyncio.timeout(_START_S):
+            while not (
+                served := re.search(r"\[server\].* served on (\S+)\n", log.read_text(errors="replace"))
+            ):
+                if process.returncode is not None:
+                    raise RuntimeError(f"the server ended: {log.read_text()}")
+                await asyncio.sleep(0.05)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        async with httpx.AsyncClient(
+            base_url=served[1], timeout=_DEADLINE_S, limits=limits, trust_env=False
+        ) as client:
+            fleet = Fleet(psutil.Process(process.pid), client, board)
+            await fleet.warm_up()
+            yield fleet
+    finally:
+        board.disarm()
+        if process.returncode is None:
+            process.terminate()
+            await process.wait()
