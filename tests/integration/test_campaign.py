@@ -15,12 +15,17 @@ from campaign.run import main
 from waiting import PATIENCE
 
 from sglang_omni.pipeline.coordinator.coordinator import Coordinator
+from sglang_omni.pipeline.coordinator.requests import WireIds
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.pipeline.stage.requests import RequestTable
+from sglang_omni.relay import put_ledger
 from sglang_omni.relay.put_ledger import PutLedger
 
 # Schedules of seed 1 that once failed. Each is also played without the mend, to see that it finds the fault.
-KEPT = {273: "a stage was killed with the rest of a stream unsent that its receiver had begun to read"}
+KEPT = {
+    214: "a request's end took back what another had under way, whose id began with its own and a colon",
+    273: "a stage was killed with the rest of a stream unsent that its receiver had begun to read",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +106,13 @@ def test_finds_a_stream_whose_sender_counts_as_done_with_its_first_chunk(
 def test_finds_credit_that_is_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PutLedger, "revoke", lambda self, key: 0)
     assert "has credit taken" in found(range(60))
+
+
+def test_finds_a_request_whose_end_takes_back_what_is_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was: wire ids may have colons, and what begins with an id and a colon is that request's."""
+    monkeypatch.setattr(WireIds, "new", lambda self, request_id: request_id)
+    monkeypatch.setattr(put_ledger, "is_of", lambda key, ended: f"{key}:".startswith(f"{ended}:"))
+    assert found(range(214, 215)).startswith("r9: 'unavailable: relay read failed: RelayReadError")
 
 
 def test_finds_requests_of_a_dead_stage_that_nobody_fails(monkeypatch: pytest.MonkeyPatch) -> None:
