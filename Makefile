@@ -111,7 +111,7 @@ $(DENY) $(FUZZ):
 	cargo install --locked --root $(CARGO_TOOLS) --version $(CRATE_VERSION) $(@F)
 
 # Tools that have an environment of their own, build/NAME, from requirements/NAME.lock.
-build/audit/.installed build/deploy/.installed build/docs/.installed build/clients/.installed build/text-clients/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
+build/audit/.installed build/deploy/.installed build/docs/.installed build/clients/.installed build/text-clients/.installed build/fuzz-http/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$*
 	$(BIN)/uv pip sync --python build/$*/bin/python --require-hashes requirements/$*.lock
 	touch $@
@@ -166,7 +166,7 @@ test-long: build clients $(DOCS_TOOLS)/.installed system-packages ## the tests t
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long $(LONG_FILES)
 
 .PHONY: clients
-clients: build/clients/.installed build/text-clients/.installed ## clients that tests drive servers with, in two environments of their own (1.1 GB)
+clients: build/clients/.installed build/text-clients/.installed build/fuzz-http/.installed ## clients that tests drive servers with, in three environments of their own (1.2 GB)
 
 # What mooncake's engine links to, and `ip`, with which tests make hosts of network namespaces. Recommended packages
 # are left out: they are drivers for RDMA, and one of them makes NIXL crash when a process exits.
@@ -347,6 +347,10 @@ fuzz: $(FUZZ) ## ten minutes of hostile bytes for all that parses them in Rust (
 			-malloc_limit_mb=64 -max_len=4096 -use_value_profile=1; \
 	done
 
+.PHONY: fuzz-http
+fuzz-http: build build/fuzz-http/.installed ## ten minutes of requests made from the server's own OpenAPI description (FUZZ_SECONDS=60 FUZZ_SEED=2)
+	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_SEED=$(or $(FUZZ_SEED),1) $(BIN)/python -m pytest -m long tests/e2e/test_generated_requests.py
+
 .PHONY: loom
 loom: ## every interleaving of tickets, slots and credits
 	cargo test --release --locked --package sglang-omni-relay --features loom loom
@@ -389,6 +393,7 @@ lock: $(BIN)/uv ## resolve requirements/*.in again
 	$(COMPILE) --upgrade requirements/dev.in --override requirements/overrides.txt -o requirements/dev.lock
 	$(COMPILE) --upgrade requirements/clients.in -o requirements/clients.lock
 	$(COMPILE) --upgrade requirements/text-clients.in -o requirements/text-clients.lock
+	$(COMPILE) --upgrade requirements/fuzz-http.in -o requirements/fuzz-http.lock
 	$(MAKE) lock-demo
 
 # With the versions of dev.lock.

@@ -95,8 +95,9 @@ class Reference:
                 self.fields(schema)
 
     def _row(self, name: str, field: Schema, is_required: bool) -> str:
-        if "const" in field:
-            return f"| `{name}` | `{_json(field['const'])}` | {'required' if is_required else ''} | |"
+        for kind in (field, *field.get("anyOf", ())):
+            if "const" in kind and "description" not in field:
+                return f"| `{name}` | `{_json(kind['const'])}` | {'required' if is_required else ''} | |"
         default = "required" if is_required else _default(field.get("default"))
         about = _line(_description(field)).replace("|", "\\|")
         return f"| `{name}` | {self._kind(field)} | {default} | {about} |"

@@ -9,7 +9,7 @@ BUILD = ROOT / "build"
 
 
 def clients_python(environment: str = "clients") -> Path:
-    """The interpreter of an environment, "clients" or "text-clients"."""
+    """The interpreter of an environment: "clients", "text-clients" or "fuzz-http"."""
     python = BUILD / environment / "bin" / "python"
     assert python.exists(), f"no {environment} are here: run `make clients`, or `make test-long`, which does"
     return python

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import CAPABILITIES, ScriptedPipeline, serving
+from scripted_pipeline import CAPABILITIES, ScriptedPipeline, serving
 from websockets.sync.client import connect
 
 from sglang_omni.serve.front.access import Access
@@ -119,6 +119,7 @@ def test_bodies(http: httpx.Client, body: bytes, kind: str, status: int, code: s
 ROUTES = [
     ("GET", CHAT, 405, "method_not_allowed", "takes POST, not GET"),
     ("DELETE", "/v1/models", 405, "method_not_allowed", "takes GET, not DELETE"),
+    ("PUT", "/ping", 405, "method_not_allowed", "takes GET and POST, not PUT"),
     ("POST", "/v1/chat/completion", 404, "unknown_url", "did you mean /v1/chat/completions?"),
     ("POST", "/chat/completions", 404, "unknown_url", "did you mean /v1/chat/completions?"),
     ("POST", "/v1/v1/chat/completions", 404, "unknown_url", "did you mean /v1/chat/completions?"),

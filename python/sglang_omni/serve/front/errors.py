@@ -124,8 +124,9 @@ def install(app: FastAPI, routes: RouteHints) -> None:
         if exc.status_code == 404:
             message = f"no such route: {method} {path}{routes.hint(request.scope)}"
         elif exc.status_code == 405:
-            allowed = (exc.headers or {}).get("Allow", "").replace(", ", " and ")
-            message = f"{path} takes {allowed}, not {method}" if allowed else f"{path} does not take {method}"
+            allowed = routes.methods(request.scope["path"])
+            message = f"{path} takes {' and '.join(allowed)}, not {method}"
+            return error_response(HTTPException(405, message, {"Allow": ", ".join(allowed)}))
         return error_response(HTTPException(exc.status_code, message, exc.headers))
 
     async def disconnected(request: Request, exc: Exception) -> Response:

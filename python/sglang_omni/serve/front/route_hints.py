@@ -1,4 +1,4 @@
-"""What a caller probably meant who asked for a route that there is not."""
+"""What a caller may have meant who asked for a route, or with a method, that there is not."""
 
 from __future__ import annotations
 
@@ -19,11 +19,19 @@ class RouteHints:
     def __init__(self) -> None:
         self._http: set[str] = set()
         self._websockets: set[str] = set()
+        self._routes: list[APIRoute] = []
 
     def add(self, router: APIRouter) -> None:
         """Some more routes of the app."""
-        self._http |= {route.path for route in router.routes if isinstance(route, APIRoute)}
+        routes = [route for route in router.routes if isinstance(route, APIRoute)]
+        self._routes += routes
+        self._http |= {route.path for route in routes}
         self._websockets |= {route.path for route in router.routes if isinstance(route, APIWebSocketRoute)}
+
+    def methods(self, path: str) -> list[str]:
+        """All that a path takes; each of them may have a route of its own."""
+        found = [route.methods or () for route in self._routes if route.path_regex.match(path)]
+        return sorted({method for methods in found for method in methods})
 
     def hint(self, scope: Scope) -> str:
         """The rest of a sentence that names a missing route; empty if no route is near."""

@@ -13,11 +13,12 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetJsonSchemaHandler,
     Tag,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from sglang_omni.preprocessing.param_values import (
     MAX_NAME_LENGTH,
@@ -49,6 +50,15 @@ UNSUPPORTED_FIELDS = frozenset(
 )
 
 
+def _or_null(field: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field's value, or null."""
+    about = {name: value for name, value in field.items() if name in ("title", "description", "default")}
+    kind = {name: value for name, value in field.items() if name not in about}
+    kinds = kind["anyOf"] if kind.keys() == {"anyOf"} else [kind]
+    takes_null = not kind or {"type": "null"} in kinds
+    return field if takes_null else {**about, "anyOf": [*kinds, {"type": "null"}]}
+
+
 class ReceivedModel(BaseModel):
     """What a client sends: unknown fields and values of the wrong type are errors; numbers are finite."""
 
@@ -76,6 +86,19 @@ class ApiModel(ReceivedModel):
             return data
         optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
         return {name: value for name, value in data.items() if value is not None or name not in optional}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The schema, in which every optional field may be null."""
+        described = handler(schema)
+        model = handler.resolve_ref_schema(described)
+        required = model.get("required", ())
+        for name, field in model["properties"].items():
+            if name not in required:
+                model["properties"][name] = _or_null(field)
+        return described
 
 
 def unsupported(message: str) -> PydanticCustomError:

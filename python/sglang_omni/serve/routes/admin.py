@@ -23,6 +23,7 @@ from sglang_omni.serve.front.session import owner_of
 from sglang_omni.serve.front.streaming import until_disconnect
 from sglang_omni.serve.metrics import CONTENT_TYPE, family, stage_families
 from sglang_omni.serve.models.admin import AbortRequest
+from sglang_omni.serve.routes.documented import media
 from sglang_omni.serve.state import AppState
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,10 @@ _SERVERS_HEADER = "x-sglang-omni-servers"
 _PROBE_TIMEOUT = 20.0
 # Half a second for a pipeline that only listens.
 _SILENCE = encode_wav(np.zeros(8000, np.float32), 16_000)
+# What a probe answers that is no error.
+_REFUSES: dict[int | str, dict[str, Any]] = {503: {"description": "The server takes no requests"}}
+# A router, which hands out a server's description, answers for all of its servers.
+_BY_ROUTER = media("application/json")
 _STATES = ("pending", "running", "completed", "failed", "aborted")
 
 
@@ -39,7 +44,7 @@ def admin_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
     probing: asyncio.Task[None] | None = None
 
-    @router.get("/health")
+    @router.get("/health", responses=_REFUSES)
     async def health() -> JSONResponse:
         """True if the server takes requests."""
         state = {"running": False, **server.transport.health()}
@@ -56,8 +61,8 @@ def admin_routes(server: AppState) -> APIRouter:
             },
         )
 
-    @router.get("/ping")
-    @router.post("/ping")
+    @router.get("/ping", response_class=Response, responses=_REFUSES)
+    @router.post("/ping", response_class=Response, responses=_REFUSES)
     async def ping() -> Response:
         """What SageMaker asks: the status of ``/health``, without its text."""
         return Response(status_code=(await health()).status_code)
@@ -134,7 +139,7 @@ def admin_routes(server: AppState) -> APIRouter:
         waiting, running = load.get("pending", 0) + server.admission.waiting, load.get("running", 0)
         return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Metrics in Prometheus's text format."""
         return Response(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
@@ -160,7 +165,7 @@ def admin_routes(server: AppState) -> APIRouter:
                 success = True
         return JSONResponse({"success": success, "request_id": request_id})
 
-    @router.post("/flush_cache")
+    @router.post("/flush_cache", response_class=PlainTextResponse, responses=_BY_ROUTER)
     async def flush_cache() -> Response:
         """Forget cached prefixes that no running request uses."""
         await server.coordinator.flush_cache()

@@ -22,6 +22,7 @@ from sglang_omni.serve.routes.chat_answer import Answers, part_of
 from sglang_omni.serve.routes.chat_request import audio_format_of, param_names_of, to_generate_request
 from sglang_omni.serve.routes.choices import Choices, choices_of
 from sglang_omni.serve.routes.constraints import renamed_params
+from sglang_omni.serve.routes.documented import EVENTS, media
 from sglang_omni.serve.routes.reasoning import usable_effort
 from sglang_omni.serve.state import AppState, request_id_of
 
@@ -54,7 +55,7 @@ class _Reply:
 def chat_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/v1/chat/completions", response_model=None)
+    @router.post("/v1/chat/completions", response_model=None, responses=media(EVENTS))
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
         """Answer a conversation."""
         model = server.check_model(body.model)

@@ -23,6 +23,7 @@ from sglang_omni.serve.models.completions import CompletionRequest
 from sglang_omni.serve.models.generate import NativeRequest
 from sglang_omni.serve.routes.choices import Choices, choices_of
 from sglang_omni.serve.routes.constraints import constraint_of, guiding_params, renamed_params
+from sglang_omni.serve.routes.documented import EVENTS, media
 from sglang_omni.serve.routes.legacy_logprobs import LegacyLogprobs, text_of
 from sglang_omni.serve.routes.sampling import check_stream_options, to_sampling
 from sglang_omni.serve.state import AppState, request_id_of
@@ -52,7 +53,7 @@ class _Reply:
 def completion_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/v1/completions", response_model=None)
+    @router.post("/v1/completions", response_model=None, responses=media(EVENTS))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one prompt, or several at once."""
         model = server.check_model(body.model)

@@ -22,6 +22,7 @@ from sglang_omni.serve.models.generate import GenerateSampling, NativeRequest
 from sglang_omni.serve.routes.choices import Choices, choices_of
 from sglang_omni.serve.routes.completions import prompt_params
 from sglang_omni.serve.routes.constraints import constraint_of, guiding_params
+from sglang_omni.serve.routes.documented import EVENTS, media
 from sglang_omni.serve.routes.native_logprobs import input_fields, output_fields
 from sglang_omni.serve.routes.sampling import to_sampling
 from sglang_omni.serve.state import AppState, request_id_of
@@ -75,7 +76,7 @@ def _fields(body: NativeRequest, wanted: _Wanted, answer: GenerateChunk | Comple
 def generate_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/generate", response_model=None)
+    @router.post("/generate", response_model=None, responses=media(EVENTS))
     async def generate(body: NativeRequest, request: Request) -> Response:
         """Continue one text, or several, in SGLang's format."""
         server.check_task("completion")

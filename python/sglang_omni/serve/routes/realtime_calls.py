@@ -17,6 +17,7 @@ from sglang_omni.serve.realtime.config_checks import default_config
 from sglang_omni.serve.realtime.events import new_id
 from sglang_omni.serve.realtime.playback import CallPlayback
 from sglang_omni.serve.realtime.session import Session
+from sglang_omni.serve.routes.documented import media
 from sglang_omni.serve.routes.forms import read_form
 from sglang_omni.serve.state import AppState
 
@@ -74,7 +75,13 @@ def realtime_call_routes(server: AppState) -> APIRouter:
     router = APIRouter()
     calls = _Calls()
 
-    @router.post("/v1/realtime/calls", response_model=None, status_code=201)
+    @router.post(
+        "/v1/realtime/calls",
+        response_model=None,
+        response_class=Response,
+        status_code=201,
+        responses=media(_SDP, status=201),
+    )
     async def create_call(request: Request) -> Response:
         """Begin a call: takes an SDP offer, alone or in a form with the session's configuration."""
         make_peer = _peer_class()
@@ -97,7 +104,7 @@ def realtime_call_routes(server: AppState) -> APIRouter:
         headers = {"location": f"/v1/realtime/calls/{call_id}"}
         return Response(answer, 201, headers=headers, media_type=_SDP)
 
-    @router.post("/v1/realtime/calls/{call_id}/hangup", response_model=None)
+    @router.post("/v1/realtime/calls/{call_id}/hangup", response_class=Response)
     async def hang_up(call_id: str, request: Request) -> Response:
         """End a call."""
         await calls.find(call_id, owner_of(request)).hang_up()

@@ -28,6 +28,7 @@ from sglang_omni.serve.models.responses import (
 )
 from sglang_omni.serve.responses_store import KeptResponse
 from sglang_omni.serve.routes.constraints import ANY_OBJECT, guiding_params, renamed_params
+from sglang_omni.serve.routes.documented import EVENTS, media
 from sglang_omni.serve.routes.reasoning import usable_effort
 from sglang_omni.serve.routes.responses_input import check_media, conversation, input_items
 from sglang_omni.serve.routes.responses_output import Event, OutputWriter
@@ -82,7 +83,7 @@ def response_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
     running: dict[str, _Reply] = {}
 
-    @router.post("/v1/responses", response_model=None)
+    @router.post("/v1/responses", response_model=None, responses=media(EVENTS))
     async def create(body: ResponsesRequest, request: Request) -> Response:
         """Answer a conversation, which may continue a kept response."""
         model = server.check_model(body.model)
@@ -126,7 +127,7 @@ def response_routes(server: AppState) -> APIRouter:
                 del running[response_id]
 
         if body.stream:
-            return StreamedResponse(streamed(), media_type="text/event-stream", request_id=request_id)
+            return StreamedResponse(streamed(), media_type=EVENTS, request_id=request_id)
         return JSONResponse(await until_disconnect(request.receive, written()))
 
     @router.get("/v1/responses/{response_id}")

@@ -17,6 +17,7 @@ from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.session import session_key
 from sglang_omni.serve.front.streaming import EventStream, StreamedResponse, until_disconnect
 from sglang_omni.serve.models.speech import CreateSpeechRequest
+from sglang_omni.serve.routes.documented import EVENTS, media
 from sglang_omni.serve.routes.speech_encoding import (
     EncodedSpeech,
     check_encodable,
@@ -31,7 +32,12 @@ from sglang_omni.serve.state import AppState, request_id_of
 def speech_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
-    @router.post("/v1/audio/speech", response_model=None)
+    @router.post(
+        "/v1/audio/speech",
+        response_model=None,
+        response_class=Response,
+        responses=media(*FORMAT_MIME_TYPES.values(), EVENTS),
+    )
     async def speech(body: CreateSpeechRequest, request: Request) -> Response:
         """Speak a text."""
         server.check_model(body.model)

@@ -20,6 +20,7 @@ from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.streaming import EventStream, until_disconnect
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.models.transcriptions import TranscriptionForm
+from sglang_omni.serve.routes.documented import EVENTS, media
 from sglang_omni.serve.routes.forms import read_form
 from sglang_omni.serve.routes.transcripts import segment_fields, transcript_response, whole_fields
 from sglang_omni.serve.state import AppState, request_id_of
@@ -45,14 +46,18 @@ def _form_schema() -> dict[str, Any]:
 
 def transcription_routes(server: AppState) -> APIRouter:
     router = APIRouter()
-    form = _form_schema()
+    options: dict[str, Any] = {
+        "response_model": None,
+        "openapi_extra": _form_schema(),
+        "responses": media("text/plain", "text/vtt", EVENTS),
+    }
 
-    @router.post("/v1/audio/transcriptions", response_model=None, openapi_extra=form)
+    @router.post("/v1/audio/transcriptions", **options)
     async def transcriptions(request: Request) -> Response:
         """Write down what was said."""
         return await _transcribe(server, request, "transcription")
 
-    @router.post("/v1/audio/translations", response_model=None, openapi_extra=form)
+    @router.post("/v1/audio/translations", **options)
     async def translations(request: Request) -> Response:
         """Write down in English what was said."""
         return await _transcribe(server, request, "translation")
