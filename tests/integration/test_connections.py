@@ -288,6 +288,17 @@ async def test_what_cannot_be_read_is_reported_in_the_words_of_every_error(said:
         writer.close()
 
 
+async def test_who_sends_on_what_cannot_be_read_still_gets_the_answer() -> None:
+    """Closed with something unread, the kernel would reset the connection, and the answer be lost."""
+    async with served() as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /" + b"a" * 8_000_000)
+        await writer.drain()
+        answer = await ended(reader)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        writer.close()
+
+
 async def test_requests_in_a_row_on_one_connection() -> None:
     async with served(head_s=0.1) as (_, _, port):
         loop = asyncio.get_running_loop()

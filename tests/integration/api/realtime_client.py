@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import openai
-from conftest import CAPABILITIES, RATE, ScriptedPipeline
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from scripted_pipeline import CAPABILITIES, RATE, ScriptedPipeline
 from waiting import PATIENCE
 
 from sglang_omni.client import Client, RequestError

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ScriptedPipeline
+from scripted_pipeline import ScriptedPipeline
 from waiting import PATIENCE
 
 from sglang_omni.bench.command import main

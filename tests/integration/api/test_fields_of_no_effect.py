@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import CAPABILITIES
 from realtime_client import served
+from scripted_pipeline import CAPABILITIES
 from test_speech_stream import talking
 
 from sglang_omni.preprocessing.request_params import TaskParams

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from conftest import ScriptedPipeline
+from scripted_pipeline import ScriptedPipeline
 from waiting import PATIENCE
 
 from sglang_omni.client import Client

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from conftest import ScriptedPipeline
+from scripted_pipeline import ScriptedPipeline
 
 from sglang_omni.client import Client
 from sglang_omni.serve import create_app

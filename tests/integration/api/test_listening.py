@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from conftest import ScriptedPipeline
+from scripted_pipeline import ScriptedPipeline
 from waiting import PATIENCE
 
 SPOKEN = {

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import RATE
 from realtime_client import CLIP, NO_TURNS, served
+from scripted_pipeline import RATE
 from waiting import PATIENCE
 from websockets.asyncio.client import connect
 

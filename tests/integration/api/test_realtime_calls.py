@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from conftest import RATE
 from realtime_client import NO_TURNS, Served, served
+from scripted_pipeline import RATE
 from webrtc_caller import Caller, call
 
 from sglang_omni.serve.front.access import Access

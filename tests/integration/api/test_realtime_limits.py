@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CAPABILITIES, RATE
 from realtime_client import CLIP, served
+from scripted_pipeline import CAPABILITIES, RATE
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 

@@ -7,8 +7,8 @@ import json
 
 import numpy as np
 import pytest
-from conftest import RATE
 from realtime_client import Served, served
+from scripted_pipeline import RATE
 from waiting import PATIENCE
 
 from sglang_omni.client import Client, ClientError, RequestError, ServerUnreachable, SyncClient

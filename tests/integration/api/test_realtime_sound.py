@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import RATE
 from realtime_client import NO_TURNS, Talk, served
+from scripted_pipeline import RATE
 
 from sglang_omni.generation.samples import pcm16
 from sglang_omni.serve.realtime import g711

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import ScriptedPipeline
 from decoded_audio import assert_sounds_like, chirp
+from scripted_pipeline import ScriptedPipeline
 from waiting import PATIENCE
 
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from conftest import ScriptedPipeline
 from decoded_audio import assert_sounds_like, chirp
+from scripted_pipeline import ScriptedPipeline
 from waiting import PATIENCE
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus

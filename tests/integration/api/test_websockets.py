@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import ScriptedPipeline
 from fastapi import WebSocket
+from scripted_pipeline import ScriptedPipeline
 from sweeps import swept_after
 from waiting import PATIENCE
 from websockets.asyncio.client import ClientConnection, connect

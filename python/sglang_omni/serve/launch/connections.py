@@ -33,6 +33,8 @@ _MOST_DESCRIPTORS = 65_536
 _FEWEST_CONNECTIONS = 16
 # A younger connection may be about to send its request.
 _YOUNG_S = 0.5
+# Until a connection is closed whose client goes on to send what cannot be read.
+_LAST_WORDS_S = 2.0
 # Bytes of a request's head.
 _LONGEST_HEAD = 65_536
 _UNREADABLE = "the request is not valid HTTP/1.1"  # as the router says it
@@ -213,6 +215,8 @@ class Connection(HttpToolsProtocol):
         # Bytes of a head that is not complete.
         self.head_size = 0
         self.in_head = False
+        # What comes is read no more.
+        self.is_refused = False
         self.written = 0
         self.caught_up = asyncio.Event()
         self.caught_up.set()
@@ -229,6 +233,8 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.is_refused:
+            return
         if self.is_idle:
             self.is_idle = False
             self.tracked_by.begins_head(self)
@@ -273,7 +279,16 @@ class Connection(HttpToolsProtocol):
             )
             self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
         # In the midst of an answer nothing else can be said.
-        self.close()
+        self._close_gently()
+
+    def _close_gently(self) -> None:
+        """Read on for a moment: closed with something unread, the kernel would take back what was written."""
+        self.is_refused = True
+        if not self.transport.can_write_eof():  # TLS
+            self.close()
+            return
+        self.transport.write_eof()
+        self.loop.call_later(_LAST_WORDS_S, self.close)
 
     @property
     def unread(self) -> int:
