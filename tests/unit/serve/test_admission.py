@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,7 +18,7 @@ from waiting import rounds, until
 
 from sglang_omni.serve.front import errors
 from sglang_omni.serve.front.access import Access
-from sglang_omni.serve.front.admission import Admission, AdmissionLimits
+from sglang_omni.serve.front.admission import Admission, AdmissionLimits, Permit
 from sglang_omni.serve.front.auth import Guard
 from sglang_omni.serve.front.middleware import AdmissionMiddleware
 from sglang_omni.serve.front.route_hints import RouteHints
@@ -281,29 +283,81 @@ async def test_bodies_together_are_bounded_and_small_ones_go_through() -> None:
     assert (await served.client.post("/run", content=b"b" * BODY_LIMIT)).status_code == 200
 
 
-async def test_retry_after_is_how_long_what_waits_takes() -> None:
-    admission = Admission(AdmissionLimits(2, 20, 1000.0))
-    assert admission.retry_after == 1
+def retry_after(admission: Admission) -> int:
+    return int((admission.refusal("queue_full").headers or {})["retry-after"])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of ``time.monotonic`` for admissions."""
+    now = [1000.0]
+    # Not the module's own attribute, which event loops read too.
+    monkeypatch.setattr("sglang_omni.serve.front.admission.time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+async def full_queue(running: int, waiting: int) -> tuple[Admission, list[asyncio.Future[Permit | None]]]:
+    """An admission without room, and the requests that wait, in their order after those that run."""
+    admission = Admission(AdmissionLimits(running, waiting, 1000.0))
     never = asyncio.Event()
-    for _ in range(2):
-        place = await admission.acquire(never.wait)
-        assert place is not None
-        place.since -= 6.0
-    # None has ended yet: it is as long as the first has been running.
-    waiting = [asyncio.ensure_future(admission.acquire(never.wait)) for _ in range(9)]
+    asked = [asyncio.ensure_future(admission.acquire(never.wait)) for _ in range(running + waiting)]
     await asyncio.sleep(0)
-    assert admission.retry_after in (30, 31)
-    for task in waiting:
-        task.cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    assert admission.waiting == 0
-    assert admission.retry_after in (3, 4)
-    admission = Admission(AdmissionLimits(1, 0, 1.0))
-    place = await admission.acquire(never.wait)
-    assert place is not None
-    place.since -= 10_000
-    admission.release(place)
-    assert admission.retry_after == 60
+    assert (admission.running, admission.waiting, admission.is_full) == (running, waiting, True)
+    return admission, asked
+
+
+async def ended(admission: Admission, asked: list[asyncio.Future[Permit | None]], count: int) -> None:
+    """Those that run longest end."""
+    for _ in range(count):
+        permit = await asked.pop(0)
+        assert permit is not None
+        admission.release(permit)
+    await asyncio.sleep(0)
+
+
+async def test_retry_after_is_when_half_of_the_queue_has_begun_at_its_latest_pace(clock: list[float]) -> None:
+    admission, asked = await full_queue(1, 20)
+    for _ in range(11):
+        clock[0] += 3.0
+        await ended(admission, asked, 1)
+    # Nine wait: four and a half turns, and its own.
+    assert admission.waiting == 9
+    assert retry_after(admission) == math.ceil(5.5 * 3.0)
+
+
+async def test_those_that_are_refused_are_asked_to_come_one_after_another(clock: list[float]) -> None:
+    admission, asked = await full_queue(1, 20)
+    for _ in range(10):
+        clock[0] += 2.0
+        await ended(admission, asked, 1)
+    assert [retry_after(admission) for _ in range(4)] == [12, 14, 16, 18]
+    # The first two may be back by now, and leave room for others.
+    clock[0] += 14.0
+    assert retry_after(admission) == 12
+    assert [retry_after(admission) for _ in range(40)][-1] == 60
+
+
+async def test_before_any_turn_retry_after_grows_with_the_time_that_the_oldest_takes(
+    clock: list[float],
+) -> None:
+    admission, _ = await full_queue(2, 9)
+    assert retry_after(admission) == 1
+    clock[0] += 6.0
+    assert retry_after(admission) in (16, 17)
+
+
+async def test_time_without_waiting_requests_is_no_pace(clock: list[float]) -> None:
+    admission, asked = await full_queue(1, 3)
+    for seconds in (1.0, 1.0, 1.0, 500.0):
+        clock[0] += seconds
+        await ended(admission, asked, 1)
+    assert (admission.running, admission.waiting) == (0, 0)
+    assert retry_after(admission) == 1
+    never = asyncio.Event()
+    asked = [asyncio.ensure_future(admission.acquire(never.wait)) for _ in range(4)]
+    await asyncio.sleep(0)
+    await ended(admission, asked, 1)
+    assert retry_after(admission) == 2
 
 
 async def test_a_turn_that_comes_as_the_client_leaves_is_passed_on() -> None:

@@ -22,9 +22,9 @@ _FEWEST_RUNNING = 16
 _QUEUE_PER_RUNNING = 2
 # Bodies that are read or wait may take the memory of this many of the largest size together.
 _LARGEST_BODIES = 16
-_LONGEST_RETRY_AFTER_S = 60
-# Weight of the last request in the mean time that requests take.
-_WEIGHT = 1 / 16
+_LONGEST_RETRY_AFTER_S = 60.0
+# Weight of the last time between two turns in their mean.
+_WEIGHT = 1 / 32
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,41 @@ class Permit:
         self.parts = 1
 
 
+class TurnPace:
+    """When refused requests may come back: at the latest pace at which waiting ones had their turn.
+
+    Each is asked to come when half of the queue, and those that were refused before it, have had their turn.
+    So they come one after another, find room, and the queue is not empty before they are there.
+    """
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+        self._mean_s: float | None = None
+        self._promised = 0.0
+
+    def begun(self, *, others_wait: bool) -> None:
+        """A request that waited has its turn."""
+        now = time.monotonic()
+        if self._last is not None:
+            seconds, mean = now - self._last, self._mean_s
+            self._mean_s = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+        # Between two turns with nobody waiting there is no pace.
+        self._last = now if others_wait else None
+
+    def promise(self, waiting: int, guess_s: float) -> int:
+        """Whole seconds after which a request that is refused now may come back, 1 to 60.
+
+        Args:
+            waiting: Requests in the queue.
+            guess_s: Seconds between two turns, as long as none are known.
+        """
+        now = time.monotonic()
+        mean = guess_s if self._mean_s is None else self._mean_s
+        back = max(now + waiting / 2 * mean, self._promised) + mean
+        self._promised = min(back, now + _LONGEST_RETRY_AFTER_S)
+        return max(1, math.ceil(self._promised - now))
+
+
 class Admission:
     """The permits of one server, given to requests in the order of their arrival.
 
@@ -109,7 +144,7 @@ class Admission:
         self._running: OrderedDict[Permit, None] = OrderedDict()
         self._running_parts = 0
         self._queue: OrderedDict[asyncio.Future[Permit], None] = OrderedDict()
-        self._mean_seconds: float | None = None
+        self._pace = TurnPace()
         self._max_body_bytes = _LARGEST_BODIES * max_body_size
         self._body_bytes = 0
 
@@ -126,17 +161,6 @@ class Admission:
     def is_full(self) -> bool:
         """True if a request that arrives now is refused."""
         return not self._has_room and len(self._queue) >= self.limits.queue_size
-
-    @property
-    def retry_after(self) -> int:
-        """Whole seconds until the requests that wait now have begun, by how long recent requests took."""
-        if (limit := self.limits.max_running) is None:
-            return 1
-        mean = self._mean_seconds
-        if mean is None:
-            mean = time.monotonic() - next(iter(self._running), Permit()).since
-        seconds = (len(self._queue) + 1) * mean / limit
-        return min(max(1, math.ceil(seconds)), _LONGEST_RETRY_AFTER_S)
 
     async def check(self, body_size: int | None) -> None:
         """Refuse a request whose head has come, if its permit would be refused.
@@ -189,7 +213,7 @@ class Admission:
             self._queue.pop(turn, None)
             if permit is None and turn.done():
                 # The request got its permit while it was leaving.
-                self._pass_on(turn.result())
+                self.release(turn.result())
 
     def acquire_if_free(self) -> Permit | None:
         """A permit, for ``release``; None if none is free now, or other requests wait for one."""
@@ -197,10 +221,13 @@ class Admission:
 
     def release(self, permit: Permit) -> None:
         """Give a permit back: the first requests that wait get what is free."""
-        seconds = time.monotonic() - permit.since
-        mean = self._mean_seconds
-        self._mean_seconds = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        self._pass_on(permit)
+        del self._running[permit]
+        self._running_parts -= permit.parts
+        limit = self.limits.max_running
+        while self._queue and (limit is None or self._running_parts < limit):
+            turn, _ = self._queue.popitem(last=False)
+            turn.set_result(self._give())
+            self._pace.begun(others_wait=bool(self._queue))
 
     def widen(self, permit: Permit, parts: int) -> None:
         """Have a permit stand for ``parts`` requests of the pipeline.
@@ -215,7 +242,7 @@ class Admission:
         """The error for a request that is refused, which is counted. ``reason``: a key of ``refused``."""
         why = self._why(reason)
         self.refused[reason] += 1
-        seconds = self.retry_after
+        seconds = self._promise()
         return HTTPException(429, f"{why}; try again in {seconds} s", headers={"retry-after": str(seconds)})
 
     async def hold_bytes(self, more: int) -> None:
@@ -242,13 +269,12 @@ class Admission:
         self._running_parts += permit.parts
         return permit
 
-    def _pass_on(self, permit: Permit) -> None:
-        del self._running[permit]
-        self._running_parts -= permit.parts
-        limit = self.limits.max_running
-        while self._queue and (limit is None or self._running_parts < limit):
-            turn, _ = self._queue.popitem(last=False)
-            turn.set_result(self._give())
+    def _promise(self) -> int:
+        if (limit := self.limits.max_running) is None:
+            return 1
+        # Until one has had its turn: as if each place were held for as long as the oldest is by now.
+        held_s = time.monotonic() - next(iter(self._running), Permit()).since
+        return self._pace.promise(len(self._queue), held_s / limit)
 
     def _why(self, reason: str) -> str:
         if reason == "bodies":

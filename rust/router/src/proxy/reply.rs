@@ -113,7 +113,8 @@ fn refused(status: StatusCode, body: String, message: &str) -> Reply {
         status,
         StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
     ) {
-        // Workers are probed every second and requests end all the time, so a second later the answer may differ.
+        // Workers are probed every second, so a second later the answer may differ. The limit on requests in
+        // flight knows better: see `Refusal`.
         reply
             .headers_mut()
             .insert(RETRY_AFTER, HeaderValue::from_static("1"));
@@ -138,6 +139,8 @@ fn close(reply: &mut Reply) {
 pub struct Refusal {
     reason: Reason,
     message: String,
+    /// Seconds after which the client may come back; None for what every error of this status says.
+    retry_after: Option<u64>,
 }
 
 impl Refusal {
@@ -145,6 +148,7 @@ impl Refusal {
         Refusal {
             reason,
             message: message.into(),
+            retry_after: None,
         }
     }
 
@@ -169,13 +173,20 @@ impl Refusal {
             Reason::RequestTimeout => close(&mut reply),
             _ => {}
         }
+        if let Some(seconds) = self.retry_after {
+            reply.headers_mut().insert(RETRY_AFTER, seconds.into());
+        }
         reply
     }
 }
 
 impl From<NoPermit> for Refusal {
-    fn from(NoPermit(message): NoPermit) -> Refusal {
-        Refusal::new(Reason::RateLimitExceeded, message)
+    fn from(refused: NoPermit) -> Refusal {
+        Refusal {
+            reason: Reason::RateLimitExceeded,
+            message: refused.why,
+            retry_after: Some(refused.retry_after),
+        }
     }
 }
 
@@ -216,6 +227,18 @@ fn with_payload(status: StatusCode, content_type: &'static str, payload: Payload
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_client_without_a_permit_is_asked_to_come_back_when_there_will_be_room() {
+        let refused = NoPermit {
+            why: "full".to_owned(),
+            retry_after: 17,
+        };
+        let reply = Refusal::from(refused).into_reply();
+        assert_eq!(reply.status(), StatusCode::TOO_MANY_REQUESTS);
+        let values: Vec<_> = reply.headers().get_all(RETRY_AFTER).iter().collect();
+        assert_eq!(values, ["17"]);
+    }
 
     #[test]
     fn types_are_openais() {
