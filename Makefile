@@ -313,7 +313,7 @@ soak: build ## ten minutes: a million random payloads between two processes, 200
 	$(BIN)/python tests/soak/kills.py
 
 .PHONY: soak-overload
-soak-overload: build ## four minutes: ten times what a server can do (OVERLOAD="--dp-size 2", or any of its options)
+soak-overload: build ## fourteen minutes: ten times what a server can do (OVERLOAD="--seconds 60 --dp-size 2", or any of a server's options)
 	$(BIN)/python tests/soak/overload.py $(OVERLOAD)
 
 SOAK_HOURS ?= 2

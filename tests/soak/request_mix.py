@@ -24,7 +24,7 @@ _PATHS = {
 
 
 @dataclass(frozen=True)
-class Call:
+class DrawnCall:
     """A request: ``httpx``'s arguments for its body are ``body``."""
 
     kind: str
@@ -67,8 +67,8 @@ class Mix:
                 self._clip = (file.getframerate(), file.readframes(file.getnframes()))
             self.kinds += ["transcription"]
 
-    def draw(self, kind: str) -> Call:
-        return Call(kind, _PATHS.get(kind, "/v1/chat/completions"), self._body(kind))
+    def draw(self, kind: str) -> DrawnCall:
+        return DrawnCall(kind, _PATHS.get(kind, "/v1/chat/completions"), self._body(kind))
 
     def _body(self, kind: str) -> dict[str, Any]:
         number = self._random.randrange(10**6)

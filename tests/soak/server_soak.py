@@ -22,7 +22,7 @@ import httpx
 from launched_server import Roles, load_of, server
 from request_mix import Mix
 from soak_plots import draw
-from soak_samples import Growth, Sampler, growths, table
+from soak_samples import Growth, ProcessSampler, growths, table
 from soak_traffic import Kills, PacedTraffic, unwell
 
 FLEET = ["--dp-size", "2"]
@@ -31,10 +31,10 @@ SAMPLE_S, PROGRESS_S = 10.0, 60.0
 SETTLE_S = 45.0
 
 
-class Budget:
+class CpuBudget:
     """Says when a server may be asked again, to use no more than so many cores in the mean."""
 
-    def __init__(self, sampler: Sampler, cores: float) -> None:
+    def __init__(self, sampler: ProcessSampler, cores: float) -> None:
         self._sampler, self._cores = sampler, cores
         self._began, self._used = time.monotonic(), sampler.cpu_seconds
 
@@ -47,13 +47,13 @@ class Budget:
         return self.cores <= self._cores
 
 
-async def sample(sampler: Sampler) -> None:
+async def sample(sampler: ProcessSampler) -> None:
     while True:
         await sampler.sample()
         await asyncio.sleep(SAMPLE_S)
 
 
-async def show(traffic: PacedTraffic, sampler: Sampler, budget: Budget, until: float) -> None:
+async def show(traffic: PacedTraffic, sampler: ProcessSampler, budget: CpuBudget, until: float) -> None:
     while True:
         await asyncio.sleep(PROGRESS_S)
         last = sampler.samples[-1].seconds
@@ -80,12 +80,12 @@ async def run(arguments: argparse.Namespace, options: list[str], out: Path) -> l
         mix = Mix(client, arguments.seed, is_short=False)
         await mix.prepare()
         roles = Roles(launcher, client)
-        sampler = Sampler(roles, out / "samples.csv")
+        sampler = ProcessSampler(roles, out / "samples.csv")
         await sampler.sample()
         kills = Kills(roles, client, draw_kills)
         traffic = PacedTraffic(url, client, mix, kills, arguments.seed)
         until = time.monotonic() + arguments.hours * 3600
-        budget = Budget(sampler, arguments.cores)
+        budget = CpuBudget(sampler, arguments.cores)
         print(f"{url}: {', '.join(mix.kinds)}, for {arguments.hours * 60:.0f} minutes", flush=True)
         async with asyncio.TaskGroup() as tasks:
             beside = [
@@ -115,7 +115,7 @@ async def run(arguments: argparse.Namespace, options: list[str], out: Path) -> l
     return problems
 
 
-def summarize(traffic: PacedTraffic, kills: Kills, found: list[Growth], budget: Budget) -> None:
+def summarize(traffic: PacedTraffic, kills: Kills, found: list[Growth], budget: CpuBudget) -> None:
     print(f"{traffic.outcomes.total()} requests, slowest {traffic.slowest:.1f} s; {budget.cores:.2f} cores")
     for outcome, count in sorted(traffic.outcomes.items()):
         print(f"{count:>6} {outcome}")

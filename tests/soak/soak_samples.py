@@ -52,7 +52,7 @@ def read_samples(file: Path) -> list[Sample]:
         return [Sample.of_row(row) for row in csv.DictReader(rows)]
 
 
-class Sampler:
+class ProcessSampler:
     """Writes samples of a server's processes to a file while it goes on.
 
     Attributes:
