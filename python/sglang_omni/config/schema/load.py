@@ -36,8 +36,6 @@ def load_config(path: str | Path) -> PipelineConfig:
         return PipelineConfig.from_dict(data)
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
-    except (yaml.YAMLError, json.JSONDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path}: not valid {'YAML' if path.suffix in _YAML else 'JSON'}: {exc}") from exc
     except ValidationError as exc:
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in describe_errors(exc))) from exc
     except (ImportError, TypeError, ConfigError) as exc:
@@ -88,10 +86,15 @@ def describe_errors(exc: ValidationError) -> list[str]:
 
 
 def _parse(path: Path) -> Any:
-    text = path.read_text(encoding="utf-8")
-    if path.suffix in _YAML:
-        return yaml.load(text, Loader=_YamlLoader)  # a SafeLoader
-    return json.loads(text, object_pairs_hook=_unique)
+    is_yaml = path.suffix in _YAML
+    try:
+        text = path.read_text(encoding="utf-8")
+        return yaml.load(text, Loader=_YamlLoader) if is_yaml else json.loads(text, object_pairs_hook=_unique)
+    except ConfigError:
+        raise
+    # Not the parsers' own errors alone: numbers and nesting have limits of Python's.
+    except (yaml.YAMLError, ValueError, RecursionError) as exc:
+        raise ConfigError(f"not valid {'YAML' if is_yaml else 'JSON'}: {exc}") from exc
 
 
 class _YamlLoader(yaml.SafeLoader):
