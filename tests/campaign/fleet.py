@@ -11,39 +11,29 @@ import json
 import os
 import random
 import re
-import signal
 import sys
-import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import httpx
 import psutil  # type: ignore[import-untyped]
 
-from campaign.asks import Ask, drawn_ask, judged, text_of
-from campaign.processes import POINTS, STAGES, Points, Strike, config, drawn_strike
-from campaign.verdict import Verdict
+from campaign.asks import Ask, drawn_ask, text_of
+from campaign.playing import AT_CALLS, Event, Harm, Kind, Points, Strike, Target, drawn_strike
+from campaign.processes import POINTS, STAGES, config
 from sglang_omni._core import Switchboard
 from sglang_omni.config import save_config
-
-if TYPE_CHECKING:
-    from sglang_omni._core import FaultAction
 
 _REPLICAS = 2
 _SIZES = (0, 10, 3_000, 40_000, 300_000)
 _SPAN_S = 0.6
 _DEADLINE_S = 60.0
 _START_S = 120.0
-_REST_S = 45.0
 _SERVES = r"\[server\].* served on (\S+)\n"
 _STOPS_S = (0.1, 0.5, 1.5, 6.0)
 
-Kind = Literal["kill", "stop", "terminate"]
-
-_AT_CALLS: tuple[FaultAction, ...] = ("kill", "delay", "stop")
 # Points of the router's process, and of the replicas' own beside their stages'.
 ROUTER_POINTS: Points = {
     "router.accept": ("delay", "error", "kill"),
@@ -56,26 +46,12 @@ ROUTER_POINTS: Points = {
     "router.client": ("delay", "error", "kill"),
 }
 SERVER_POINTS: Points = {
-    "coordinator.end": _AT_CALLS,
-    "coordinator.stage_down": _AT_CALLS,
-    "supervisor.launch": (*_AT_CALLS, "error"),
-    "control.send": (*_AT_CALLS, "partial"),
-    "control.receive": _AT_CALLS,
+    "coordinator.end": AT_CALLS,
+    "coordinator.stage_down": AT_CALLS,
+    "supervisor.launch": (*AT_CALLS, "error"),
+    "control.send": (*AT_CALLS, "partial"),
+    "control.receive": AT_CALLS,
 }
-
-
-@dataclass(frozen=True)
-class Harm:
-    """A signal to a process: ``router``, ``replica 0``, or ``replica 0 process 3``, the one that forks the
-    others or a stage's."""
-
-    at: float
-    process: str
-    kind: Kind
-    seconds: float = 0.0
-
-
-Event = Ask | Strike | Harm
 
 
 def drawn(seed: int, number: int) -> list[Event]:
@@ -105,58 +81,43 @@ def drawn(seed: int, number: int) -> list[Event]:
     return events
 
 
-class Fleet:
-    """The running server, on which one schedule is played after another."""
+class Fleet(Target):
+    """The running server. Its processes: ``router``, ``replica 0``, and ``replica 0 process 3``, which is a
+    stage's or the one that forks them."""
+
+    rest_s = 45.0
+    stops_s = _STOPS_S
 
     def __init__(self, launcher: psutil.Process, client: httpx.AsyncClient, board: Switchboard) -> None:
-        self._launcher, self._client, self._board = launcher, client, board
-        self._numbers = Counter[str]()
-        self._pids: dict[str, int] = {}
+        super().__init__(board)
+        self._launcher, self._client = launcher, client
 
     async def warm_up(self) -> None:
         """Waits until all is up, and uses it."""
-        if wrong := await self._at_rest():
+        if wrong := await self.at_rest():
             raise RuntimeError(f"it is not at rest before the first schedule: {wrong}")
-        if "router" not in self._processes():
+        if "router" not in self.processes():
             raise RuntimeError("the router's process is not found")
-        if not any(point.hits for name, point in self._board.points().items() if name.startswith("edge.")):
-            raise RuntimeError("the server's processes have no points: they did not find sitecustomize")
+        self.check_points()
 
-    async def play(self, events: Sequence[Event], number: int) -> Verdict:
-        """Runs a schedule and judges it."""
-        self._board.disarm()
-        self._pids = self._processes()
-        fired_before = {name: point.fired for name, point in self._board.points().items()}
-        strikes = [each for each in events if isinstance(each, Strike)]
-        harms = [each for each in events if isinstance(each, Harm)]
-        asks = [each for each in events if isinstance(each, Ask)]
-        harming = [asyncio.ensure_future(self._strike(each)) for each in strikes]
-        harming += [asyncio.ensure_future(self._harm(each)) for each in harms]
-        continuing = asyncio.ensure_future(self._continue_stopped(random.Random(f"{number}:stops")))
-        try:
-            outcomes = await asyncio.gather(*(self._ask(self._id("r"), ask) for ask in asks))
-            await asyncio.gather(*harming)
-            problems = await self._at_rest()
-        finally:
-            for task in (*harming, continuing):
-                task.cancel()
-            await asyncio.gather(*harming, continuing, return_exceptions=True)
-            self._board.disarm()
-        points = self._board.points()
-        fired = [each for each in strikes if points[each.point].fired > fired_before.get(each.point, 0)]
-        excused = set(_excuses(fired, harms, asks))
-        wrong = (judged(ask, outcome, excused) for ask, outcome in zip(asks, outcomes, strict=True))
-        problems += [f"request {place}: {each}" for place, each in enumerate(wrong) if each is not None]
-        if not excused:
-            now = self._processes()
-            changed = [name for name, pid in self._pids.items() if now.get(name) != pid]
-            problems += [f"{changed} were started again for no reason"] if changed else []
-        return Verdict(problems, outcomes, [f"{each.point} {each.action}" for each in fired])
+    def excuses(self, fired: Sequence[Strike], harms: Sequence[Harm], asks: Sequence[Ask]) -> Iterator[str]:
+        harmed = [each.process for each in fired if each.is_deadly]
+        harmed += [each.process for each in harms if each.is_deadly]
+        if harmed or any("crash" in ask.faults.values() for ask in asks):
+            yield from ("unavailable", "failed: unavailable", "busy")
+        if "router" in harmed:
+            yield from ("unreachable", "cut")
+        if any(each.count(" ") == 1 for each in harmed):
+            yield "cut"
+        for each in fired:
+            if each.action in ("error", "drop"):
+                yield from ("unavailable", f"failed: {os.strerror(each.argument)}")
+                if each.process == "router":
+                    yield from ("cut", "unreachable")
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def _ask(self, request_id: str, ask: Ask) -> str:
-        """Makes a request as its events say. Returns how it ended, as ``asks.outcome_of`` does."""
+    async def ask(self, request_id: str, ask: Ask) -> str:
         await asyncio.sleep(ask.at)
         loop = asyncio.get_running_loop()
         asking = asyncio.ensure_future(self._answer(request_id, ask))
@@ -190,55 +151,9 @@ class Fleet:
                 return _ended(answer.status_code, await answer.aread(), text_of(inputs))
             return await _streamed(answer.aiter_lines(), text_of(inputs), ask.pause)
 
-    # --- faults -----------------------------------------------------------------------------------
-
-    async def _strike(self, strike: Strike) -> None:
-        await asyncio.sleep(strike.at)
-        if pid := self._pids.get(strike.process):
-            order = {"after": strike.after, "argument": strike.argument, "pid": pid}
-            self._board.arm(strike.point, strike.action, **order)
-
-    async def _harm(self, harm: Harm) -> None:
-        await asyncio.sleep(harm.at)
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self._pids[harm.process])
-            match harm.kind:
-                case "kill":
-                    process.kill()
-                case "terminate":
-                    process.terminate()
-                case "stop":
-                    process.suspend()
-                    await asyncio.sleep(harm.seconds)
-                    process.resume()
-
-    async def _continue_stopped(self, draw: random.Random) -> None:
-        """Continues the processes that an order has stopped, each after a time."""
-        while True:
-            await asyncio.sleep(0.05)
-            for process in self._launcher.children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if process.status() == psutil.STATUS_STOPPED:
-                        await asyncio.sleep(draw.choice(_STOPS_S))
-                        process.send_signal(signal.SIGCONT)
-
     # --- afterwards -------------------------------------------------------------------------------
 
-    async def _at_rest(self) -> list[str]:
-        """What is still wrong after ``_REST_S``."""
-        deadline = time.monotonic() + _REST_S
-        while True:
-            try:
-                problems = await self._wrong_now()
-            except httpx.HTTPError as error:
-                problems = [f"at rest: {error!r}"]
-            except (KeyError, ValueError) as error:
-                problems = [f"at rest, an answer without what it should have: {error!r}"]
-            if not problems or time.monotonic() > deadline:
-                return problems
-            await asyncio.sleep(0.2)
-
-    async def _wrong_now(self) -> list[str]:
+    async def wrong_now(self) -> list[str]:
         health = await self._client.get("/health")
         workers = (await self._client.get("/workers")).json()["workers"]
         found = [] if health.status_code == 200 else [f"/health: {health.status_code} {health.text}"]
@@ -248,7 +163,7 @@ class Fleet:
         found += await self._wrong_in_metrics()
         if not found:
             for stream in (False, True):
-                outcome = await self._ask(self._id("after"), Ask(0.0, 7, 40_000, stream))
+                outcome = await self.ask(self.new_id("after"), Ask(0.0, 7, 40_000, stream))
                 found += [] if outcome == "answered" else [f"the next request: {outcome}"]
         return found
 
@@ -260,8 +175,8 @@ class Fleet:
             return ["/metrics does not have the gauges of all replicas"]
         return [f"{name} is {value}" for name, value in gauges if float(value)]
 
-    def _processes(self) -> dict[str, int]:
-        """The processes by name. Those of a replica are numbered in the order of their starts."""
+    def processes(self) -> dict[str, int]:
+        """Those of a replica are numbered in the order of their starts."""
         found: dict[str, int] = {}
         for process in self._launcher.children():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -275,10 +190,6 @@ class Fleet:
                 below = sorted(process.children(), key=psutil.Process.create_time)
                 found |= {f"{name} process {place}": each.pid for place, each in enumerate(below)}
         return found
-
-    def _id(self, kind: str) -> str:
-        self._numbers[kind] += 1
-        return f"{kind}{self._numbers[kind]}-{os.getpid()}"
 
 
 def _ended(status: int, body: bytes, expected: str) -> str:
@@ -320,22 +231,6 @@ async def _streamed(lines: AsyncIterator[str], expected: str, pause: float) -> s
             return f"wrong: {said!r}"
         await asyncio.sleep(pause)
     return end or "cut: the stream ended without an end"
-
-
-def _excuses(fired: Sequence[Strike], harms: Sequence[Harm], asks: Sequence[Ask]) -> Iterator[str]:
-    deadly = {"kill", "stop", "hang", "terminate"}
-    harmed = [each.process for each in fired if each.action in deadly] + [each.process for each in harms]
-    if harmed or any("crash" in ask.faults.values() for ask in asks):
-        yield from ("unavailable", "failed: unavailable", "busy")
-    if "router" in harmed:
-        yield from ("unreachable", "cut")
-    if any(each.count(" ") == 1 for each in harmed):
-        yield "cut"
-    for each in fired:
-        if each.action in ("error", "drop"):
-            yield from ("unavailable", f"failed: {os.strerror(each.argument)}")
-            if each.process == "router":
-                yield from ("cut", "unreachable")
 
 
 @contextlib.asynccontextmanager

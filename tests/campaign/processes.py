@@ -1,7 +1,6 @@
-"""Schedules of requests and faults on real processes: the coordinator here, each stage in one of its own.
+"""Schedules on a pipeline's processes: the coordinator here, each stage in a process of its own.
 
-Faults are signals from outside, and orders on a switchboard: at the N-th time that a process reaches a point,
-in Python (``seams``) or in Rust, it waits, fails, dies, is stopped or forks. ``run_real`` starts this module.
+``run_real`` starts this module.
 """
 
 from __future__ import annotations
@@ -11,73 +10,59 @@ import contextlib
 import errno
 import os
 import random
-import signal
-import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
-import psutil  # type: ignore[import-untyped]
-
-from campaign.asks import Ask, drawn_ask, judged, outcome_of
+from campaign.asks import Ask, drawn_ask, outcome_of
+from campaign.playing import AT_CALLS, Event, Harm, Kind, Points, Strike, Target, drawn_strike
 from campaign.rest import left_in
 from campaign.stages import INSPECT
-from campaign.verdict import Verdict
 from sglang_omni._core import Switchboard
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, ServesConfig, StageConfig
 from sglang_omni.config.schema.watchdog import WatchdogConfig
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
-
-if TYPE_CHECKING:
-    from sglang_omni._core import FaultAction
 
 STAGES = ("a", "b", "c", "d")
 _SIZES = (0, 10, 3_000, 40_000, 300_000, 900_000)
 _SPAN_S = 0.4
 _DEADLINE_S = 15.0
 _HEARTBEAT_S = 3.0
-# In which all is at rest again after the last request has ended.
-_REST_S = 20.0
-_ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EAGAIN)
 # What a process is at rest with may differ between two of them, but not grow.
 _OPEN = ("descriptors", "memory files", "threads", "relays")
 
-Points = Mapping[str, "tuple[FaultAction, ...]"]
-_AT_CALLS: tuple[FaultAction, ...] = ("kill", "delay", "stop")
 # By point, what may be ordered there; ``seams`` and rust/faults say where each is.
 POINTS: Points = {
-    "control.send": (*_AT_CALLS, "partial", "interrupts"),
-    "control.send.after": _AT_CALLS,
-    "control.receive": (*_AT_CALLS, "interrupts"),
+    "control.send": (*AT_CALLS, "partial", "interrupts"),
+    "control.send.after": AT_CALLS,
+    "control.receive": (*AT_CALLS, "interrupts"),
     "control.take": ("kill", "delay"),
     "control.connect": ("kill", "delay"),
-    "edge.put": (*_AT_CALLS, "error", "fork"),
-    "edge.put.after": (*_AT_CALLS, "error"),
-    "edge.hold": (*_AT_CALLS, "error"),
-    "edge.hold.after": (*_AT_CALLS, "error"),
-    "edge.announce": (*_AT_CALLS, "error"),
-    "edge.announce.after": _AT_CALLS,
-    "edge.get": (*_AT_CALLS, "error", "fork"),
-    "edge.get.after": (*_AT_CALLS, "error"),
+    "edge.put": (*AT_CALLS, "error", "fork"),
+    "edge.put.after": (*AT_CALLS, "error"),
+    "edge.hold": (*AT_CALLS, "error"),
+    "edge.hold.after": (*AT_CALLS, "error"),
+    "edge.announce": (*AT_CALLS, "error"),
+    "edge.announce.after": AT_CALLS,
+    "edge.get": (*AT_CALLS, "error", "fork"),
+    "edge.get.after": (*AT_CALLS, "error"),
     "edge.cleanup": ("kill", "delay"),
     "edge.cleanup.after": ("kill", "delay"),
-    "stage.receive": _AT_CALLS,
-    "stage.route": _AT_CALLS,
-    "stage.route.after": _AT_CALLS,
-    "stage.abort": _AT_CALLS,
-    "stage.abort.after": _AT_CALLS,
-    "stage.progress": _AT_CALLS,
-    "stage.progress.after": _AT_CALLS,
-    "stage.compute": (*_AT_CALLS, "error", "fork", "hang", "interrupts"),
-    "stage.compute.after": _AT_CALLS,
-    "relay.allocate": (*_AT_CALLS, "error"),
-    "relay.publish": _AT_CALLS,
-    "relay.published": _AT_CALLS,
-    "relay.open": (*_AT_CALLS, "error"),
-    "relay.connect": (*_AT_CALLS, "error"),
-    "relay.take": (*_AT_CALLS, "error"),
-    "relay.give_back": _AT_CALLS,
+    "stage.receive": AT_CALLS,
+    "stage.route": AT_CALLS,
+    "stage.route.after": AT_CALLS,
+    "stage.abort": AT_CALLS,
+    "stage.abort.after": AT_CALLS,
+    "stage.progress": AT_CALLS,
+    "stage.progress.after": AT_CALLS,
+    "stage.compute": (*AT_CALLS, "error", "fork", "hang", "interrupts"),
+    "stage.compute.after": AT_CALLS,
+    "relay.allocate": (*AT_CALLS, "error"),
+    "relay.publish": AT_CALLS,
+    "relay.published": AT_CALLS,
+    "relay.open": (*AT_CALLS, "error"),
+    "relay.connect": (*AT_CALLS, "error"),
+    "relay.take": (*AT_CALLS, "error"),
+    "relay.give_back": AT_CALLS,
     "relay.revoke": ("kill", "delay"),
     "relay.serve": ("kill", "delay", "error", "drop"),
     "relay.reclaim": ("kill", "delay"),
@@ -90,41 +75,6 @@ HERE: Points = {
     "coordinator.stage_down": ("delay",),
     "coordinator.end": ("delay",),
 }
-
-
-Kind = Literal["kill", "stop", "no descriptors"]
-
-
-@dataclass(frozen=True)
-class Strike:
-    """An order on the switchboard.
-
-    Attributes:
-        at: Seconds from the beginning.
-        process: The one that it is for; "": any that reaches the point.
-        after: The hit that it strikes at, from 1.
-        argument: Milliseconds, or an error's number.
-    """
-
-    at: float
-    process: str
-    point: str
-    action: FaultAction
-    after: int
-    argument: int
-
-
-@dataclass(frozen=True)
-class Signal:
-    """A fault from outside a stage's process: its end, a stop, or no descriptors for a time."""
-
-    at: float
-    stage: str
-    kind: Kind
-    seconds: float = 0.0
-
-
-Event = Ask | Strike | Signal
 
 
 def drawn(seed: int, number: int) -> list[Event]:
@@ -142,26 +92,15 @@ def drawn(seed: int, number: int) -> list[Event]:
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
         at, stage = draw.choice((0.0, draw.uniform(0.0, _SPAN_S))), draw.choice(STAGES)
         if draw.random() < 0.25:
-            kind: Literal["kill", "stop", "no descriptors"] = draw.choice(
-                ("kill", "kill", "stop", "no descriptors")
-            )
-            events.append(Signal(at, stage, kind, draw.choice((draw.uniform(0.05, 1.0), 1.5 * _HEARTBEAT_S))))
+            kind: Kind = draw.choice(("kill", "kill", "stop", "no descriptors"))
+            seconds = draw.choice((draw.uniform(0.05, 1.0), 1.5 * _HEARTBEAT_S))
+            events.append(Harm(at, stage, kind, seconds))
             continue
         events.append(drawn_strike(draw, at, stage, POINTS))
         if draw.random() < 0.15:
-            events.append(Signal(at + 0.1, stage, "kill"))
+            events.append(Harm(at + 0.1, stage, "kill"))
             events.append(drawn_strike(draw, at, "", draw.choice((SUCCESSORS, HERE))))
     return events
-
-
-def drawn_strike(draw: random.Random, at: float, process: str, points: Points) -> Strike:
-    """One of the points, and what may be ordered there."""
-    point = draw.choice(sorted(points))
-    action = draw.choice(points[point])
-    argument = draw.choice(_ERRORS) if action == "error" else draw.choice((1, 20, 200, 1000))
-    # One call in a few is a request's; the later ones are reached in busy schedules alone.
-    after = min(1 + int(draw.expovariate(1 / 4)), 20) if process else 1
-    return Strike(at, process, point, action, after, argument)
 
 
 class CampaignConfig(PipelineConfig):
@@ -194,61 +133,36 @@ def config(folder: str) -> PipelineConfig:
     )
 
 
-class Pipeline:
-    """The running pipeline, on which one schedule is played after another."""
+class Pipeline(Target):
+    """The running pipeline."""
+
+    rest_s = 20.0
+    stops_s = (0.05, 0.5, 1.5 * _HEARTBEAT_S)
 
     def __init__(self, runner: MultiProcessPipelineRunner, board: Switchboard) -> None:
-        self.runner, self.board = runner, board
-        self._numbers = Counter[str]()
+        super().__init__(board)
+        self.runner = runner
         self._first: dict[str, dict[str, int]] = {}
 
     async def warm_up(self) -> None:
         """Uses each path once, so that what is made at its first use is there, and notes what is open."""
         await self._use_all()
         self._first = await self._inspect()
-        if not any(point.hits for name, point in self.board.points().items() if name.startswith("edge.")):
-            raise RuntimeError(
-                "the stages' processes have no points: their Python did not find sitecustomize"
-            )
+        self.check_points()
 
-    async def play(self, events: Sequence[Event], number: int) -> Verdict:
-        """Runs a schedule and judges it."""
-        self.board.disarm()
-        before = self.runner.process_ids
-        fired_before = {name: point.fired for name, point in self.board.points().items()}
-        strikes = [each for each in events if isinstance(each, Strike)]
-        signals = [each for each in events if isinstance(each, Signal)]
-        asks = [each for each in events if isinstance(each, Ask)]
-        harming = [asyncio.ensure_future(self._strike(each)) for each in strikes]
-        harming += [asyncio.ensure_future(self._signal(each)) for each in signals]
-        continuing = asyncio.ensure_future(self._continue_stopped(random.Random(f"{number}:stops")))
-        try:
-            outcomes = await asyncio.gather(
-                *(outcome_of(self.runner.coordinator, self._id("r"), ask, _DEADLINE_S) for ask in asks)
-            )
-            await asyncio.gather(*harming)
-            problems = await self._at_rest()
-        finally:
-            for task in (*harming, continuing):
-                task.cancel()
-            await asyncio.gather(*harming, continuing, return_exceptions=True)
-            self.board.disarm()
-        points = self.board.points()
-        fired = [each for each in strikes if points[each.point].fired > fired_before.get(each.point, 0)]
-        excused = set(self._excuses(fired, signals, asks))
-        wrong = (judged(ask, outcome, excused) for ask, outcome in zip(asks, outcomes, strict=True))
-        problems += [f"request {place}: {each}" for place, each in enumerate(wrong) if each is not None]
-        if not excused and (changed := _changed(before, self.runner.process_ids)):
-            problems.append(f"{changed} were started again for no reason")
-        return Verdict(problems, outcomes, [f"{each.point} {each.action}" for each in fired])
+    def processes(self) -> dict[str, int]:
+        return self.runner.process_ids
 
-    def _excuses(
-        self, fired: Sequence[Strike], signals: Sequence[Signal], asks: Sequence[Ask]
-    ) -> Iterator[str]:
-        deadly = {"kill", "stop", "hang"}
+    def pid_of(self, strike: Strike) -> int | None:
+        return os.getpid() if strike.point in HERE else super().pid_of(strike)
+
+    async def ask(self, request_id: str, ask: Ask) -> str:
+        return await outcome_of(self.runner.coordinator, request_id, ask, _DEADLINE_S)
+
+    def excuses(self, fired: Sequence[Strike], harms: Sequence[Harm], asks: Sequence[Ask]) -> Iterator[str]:
         if (
-            any(each.action in deadly or each.point in SUCCESSORS for each in fired)
-            or any(each.kind in deadly for each in signals)
+            any(each.is_deadly or each.point in SUCCESSORS for each in fired)
+            or any(each.is_deadly for each in harms)
             or any("crash" in ask.faults.values() for ask in asks)
         ):
             yield "unavailable"
@@ -257,66 +171,10 @@ class Pipeline:
                 yield from (f"{kind}: {os.strerror(each.argument)}" for kind in ("failed", "unavailable"))
             if each.point.startswith("relay.") and each.action in ("error", "drop"):
                 yield "unavailable"
-        if any(each.kind == "no descriptors" for each in signals):
+        if any(each.kind == "no descriptors" for each in harms):
             yield f"unavailable: {os.strerror(errno.EMFILE)}"
 
-    # --- faults -----------------------------------------------------------------------------------
-
-    async def _strike(self, strike: Strike) -> None:
-        await asyncio.sleep(strike.at)
-        pid = self.runner.process_ids.get(strike.process, 0)
-        if strike.process and not pid:
-            return  # it is being started again
-        if strike.point in HERE:
-            pid = os.getpid()
-        self.board.arm(strike.point, strike.action, after=strike.after, argument=strike.argument, pid=pid)
-
-    async def _signal(self, sent: Signal) -> None:
-        await asyncio.sleep(sent.at)
-        pid = self.runner.process_ids.get(sent.stage)
-        if pid is None:
-            return
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            process = psutil.Process(pid)
-            match sent.kind:
-                case "kill":
-                    process.kill()
-                case "stop":
-                    process.suspend()
-                    await asyncio.sleep(sent.seconds)
-                    process.resume()
-                case "no descriptors":
-                    soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
-                    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), hard))
-                    await asyncio.sleep(min(sent.seconds, 1.0))
-                    process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
-
-    async def _continue_stopped(self, draw: random.Random) -> None:
-        """Continues the processes that an order has stopped, each after a time."""
-        while True:
-            await asyncio.sleep(0.02)
-            for pid in self.runner.process_ids.values():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process = psutil.Process(pid)
-                    if process.status() == psutil.STATUS_STOPPED:
-                        await asyncio.sleep(draw.choice((0.05, 0.5, 1.5 * _HEARTBEAT_S)))
-                        process.send_signal(signal.SIGCONT)
-
-    # --- afterwards -------------------------------------------------------------------------------
-
-    async def _at_rest(self) -> list[str]:
-        """What is still wrong after ``_REST_S``."""
-        deadline = time.monotonic() + _REST_S
-        while True:
-            try:
-                problems = await self._wrong_now()
-            except (TimeoutError, RuntimeError) as error:
-                problems = [f"the next request: {type(error).__name__}: {error}"]
-            if not problems or time.monotonic() > deadline:
-                return problems
-            await asyncio.sleep(0.1)
-
-    async def _wrong_now(self) -> list[str]:
+    async def wrong_now(self) -> list[str]:
         coordinator = self.runner.coordinator
         if found := left_in(coordinator):
             return found
@@ -337,7 +195,7 @@ class Pipeline:
         for size in (10, 900_000):
             for stream in (False, True):
                 ask = Ask(0.0, 7, size, stream)
-                outcome = await outcome_of(self.runner.coordinator, self._id("after"), ask, _DEADLINE_S)
+                outcome = await self.ask(self.new_id("after"), ask)
                 if outcome != "answered":
                     raise RuntimeError(outcome)
 
@@ -345,19 +203,11 @@ class Pipeline:
         """What each stage's process holds, this request apart."""
         async with asyncio.timeout(_DEADLINE_S):
             held: dict[str, dict[str, int]] = await self.runner.coordinator.submit(
-                self._id(INSPECT), {INSPECT: True}
+                self.new_id(INSPECT), {INSPECT: True}
             )
         for name in STAGES:
             held[name]["requests"] -= 1
         return held
-
-    def _id(self, kind: str) -> str:
-        self._numbers[kind] += 1
-        return f"{kind}{self._numbers[kind]}"
-
-
-def _changed(before: dict[str, int], now: dict[str, int]) -> list[str]:
-    return [name for name, pid in before.items() if now.get(name) != pid]
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from campaign.verdict import Verdict
+    from campaign.playing import Verdict
 
 _TESTS = Path(__file__).resolve().parent.parent
 _PATH = (_TESTS / "campaign" / "site", _TESTS, _TESTS / "soak")

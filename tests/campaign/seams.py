@@ -33,7 +33,6 @@ SEAMS = {
     "stage.progress": "sglang_omni.pipeline.stage.runtime:Stage._report_progress",
     "stage.compute": "campaign.stages:CampaignScheduler.compute",
     "process.start": "sglang_omni.pipeline.stage.runtime:Stage.start",
-    "process.stop": "sglang_omni.pipeline.stage.runtime:Stage.stop",
     "thread.start": "sglang_omni.pipeline.stage.scheduler_threads:SchedulerThreads.start",
     "supervisor.launch": "sglang_omni.pipeline.processes.local:LocalLauncher.launch",
     "coordinator.stage_down": "sglang_omni.pipeline.coordinator.coordinator:Coordinator.stage_down",
