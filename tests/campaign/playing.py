@@ -100,6 +100,14 @@ def drawn_strike(draw: random.Random, at: float, process: str, points: Points) -
     return Strike(at, process, point, action, after, argument)
 
 
+def has_ended(pid: int) -> bool:
+    """True if a process has ended, whether its parent knows it or not."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
 class Target(abc.ABC):
     """What runs, on which one schedule is played after another.
 
@@ -202,6 +210,8 @@ class Target(abc.ABC):
             match harm.kind:
                 case "kill":
                     process.kill()
+                    while not has_ended(pid):
+                        await asyncio.sleep(0.001)
                 case "terminate":
                     process.terminate()
                 case "stop":

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from campaign.asks import Ask, drawn_ask, outcome_of
-from campaign.playing import AT_CALLS, Event, Harm, Kind, Points, Strike, Target, drawn_strike
+from campaign.playing import AT_CALLS, Event, Harm, Kind, Points, Strike, Target, drawn_strike, has_ended
 from campaign.rest import left_in
 from campaign.stages import INSPECT
 from sglang_omni._core import Switchboard
@@ -56,6 +56,7 @@ POINTS: Points = {
     "stage.progress.after": AT_CALLS,
     "stage.compute": (*AT_CALLS, "error", "fork", "hang", "interrupts"),
     "stage.compute.after": AT_CALLS,
+    "clock.read": ("corrupt",),
     "relay.allocate": (*AT_CALLS, "error"),
     "relay.publish": AT_CALLS,
     "relay.published": AT_CALLS,
@@ -69,7 +70,11 @@ POINTS: Points = {
     "relay.reclaimed": ("kill", "delay"),
 }
 # In the process that takes the place of one that was killed, and here.
-SUCCESSORS: Points = {"process.start": ("kill", "delay", "error"), "thread.start": ("error",)}
+SUCCESSORS: Points = {
+    "stage.load": ("kill", "delay", "error"),
+    "process.start": ("kill", "delay", "error"),
+    "thread.start": ("error",),
+}
 HERE: Points = {
     "supervisor.launch": ("delay", "error"),
     "coordinator.stage_down": ("delay",),
@@ -181,6 +186,9 @@ class Pipeline(Target):
         health = coordinator.health()
         if not health["running"] or health["hung_stages"]:
             return [f"health: {health}"]
+        if ended := [name for name, pid in self.processes().items() if has_ended(pid)]:
+            return [f"{ended} have ended, unnoticed"]
+        # Not before: orders for a successor are in force until it is there.
         self.board.disarm()
         await self._use_all()
         now = await self._inspect()

@@ -1,7 +1,8 @@
 """Points in the Python half at which a schedule's faults strike, put there from outside.
 
 The package has no code for it: where a switchboard is on, ``install`` puts a point before and one after each
-method of ``SEAMS`` (``edge.put`` and ``edge.put.after``). The Rust half's own points are in ``rust/faults``.
+method or function of ``SEAMS`` (``edge.put`` and ``edge.put.after``). A ``corrupt`` at ``clock.read`` puts
+the process's wall clock forward by a month. The Rust half's own points are in ``rust/faults``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,9 @@ from sglang_omni._core import fault_point, faults_on
 from sglang_omni.pipeline.transport.ipc.sockets import IpcPushSocket
 from sglang_omni.pipeline.transport.ipc.zmtp import frame_header
 
-# By point, the method that it is at.
+_MONTH_S = 30 * 86_400.0
+
+# By point, what it is at: a method, or a function by the name under which it is called.
 SEAMS = {
     "control.send": "sglang_omni.pipeline.transport.ipc.sockets:IpcPushSocket.send",
     "control.receive": "sglang_omni.pipeline.transport.ipc.sockets:IpcPullSocket._receive",
@@ -32,6 +36,7 @@ SEAMS = {
     "stage.abort": "sglang_omni.pipeline.stage.runtime:Stage.abort",
     "stage.progress": "sglang_omni.pipeline.stage.runtime:Stage._report_progress",
     "stage.compute": "campaign.stages:CampaignScheduler.compute",
+    "stage.load": "sglang_omni.pipeline.processes.child:build_stage",
     "process.start": "sglang_omni.pipeline.stage.runtime:Stage.start",
     "thread.start": "sglang_omni.pipeline.stage.scheduler_threads:SchedulerThreads.start",
     "supervisor.launch": "sglang_omni.pipeline.processes.local:LocalLauncher.launch",
@@ -41,43 +46,55 @@ SEAMS = {
 
 
 def install() -> None:
-    """Puts a point before and after each method. Does nothing without a switchboard."""
+    """Puts a point before and after each of them. Does nothing without a switchboard."""
     if not faults_on():
         return
     for point, place in SEAMS.items():
         module, _, path = place.partition(":")
-        owner, _, method = path.rpartition(".")
-        cls = getattr(importlib.import_module(module), owner)
-        setattr(cls, method, _with_points(point, getattr(cls, method)))
+        *cls, name = path.split(".")
+        owner = functools.reduce(getattr, cls, importlib.import_module(module))
+        setattr(owner, name, _with_points(point, getattr(owner, name)))
+    time.time = _stepping(time.time)
 
 
-def _with_points(point: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(method):
+def _with_points(point: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
 
-        @functools.wraps(method)
-        async def call_async(self: Any, *args: Any, **options: Any) -> Any:
-            if (action := fault_point(point)) is not None:
-                _act(action, self, *args)
-            result = await method(self, *args, **options)
-            _act(fault_point(f"{point}.after"), self, *args)
+        @functools.wraps(function)
+        async def call_async(*args: Any, **options: Any) -> Any:
+            _act(fault_point(point), *args)
+            result = await function(*args, **options)
+            _act(fault_point(f"{point}.after"), *args)
             return result
 
         return call_async
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **options: Any) -> Any:
-        _act(fault_point(point), self, *args)
-        result = method(self, *args, **options)
-        _act(fault_point(f"{point}.after"), self, *args)
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        _act(fault_point(point), *args)
+        result = function(*args, **options)
+        _act(fault_point(f"{point}.after"), *args)
         return result
 
     return call
 
 
-def _act(action: str | None, owner: Any, *args: Any) -> None:
+def _stepping(clock: Callable[[], float]) -> Callable[[], float]:
+    ahead_s = 0.0
+
+    def read() -> float:
+        nonlocal ahead_s
+        if fault_point("clock.read") == "corrupt":
+            ahead_s += _MONTH_S
+        return clock() + ahead_s
+
+    return read
+
+
+def _act(action: str | None, *args: Any) -> None:
     """Does what the switchboard leaves to the site."""
-    if action == "partial" and isinstance(owner, IpcPushSocket):
-        _send_half(owner, args[0])
+    if action == "partial" and isinstance(args[0], IpcPushSocket):
+        _send_half(args[0], args[1])
 
 
 def _send_half(socket: IpcPushSocket, message: bytes) -> None:
