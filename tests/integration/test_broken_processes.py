@@ -48,6 +48,7 @@ async def test_a_stopped_process_is_said_to_hang_and_replaced(tmp_path: Path) ->
     async with running(chain(tmp_path, "a", "b", "c", watchdog=IMPATIENT)) as runner:
         elsewhere = asyncio.create_task(runner.coordinator.submit("elsewhere", {"hold": "c"}))
         await until((tmp_path / "c.held").exists)
+        await until(lambda: "b" in runner.coordinator.timings("elsewhere"))
         before = runner.process_ids
         os.kill(before["b"], signal.SIGSTOP)
         held = asyncio.create_task(runner.coordinator.submit("held", {}))
@@ -159,6 +160,7 @@ async def test_a_process_whose_gpu_is_lost_ends_with_its_requests_alone(
     async with running(config) as runner:
         elsewhere = asyncio.create_task(runner.coordinator.submit("elsewhere", {"hold": "c"}))
         await until((tmp_path / "c.held").exists)
+        await until(lambda: "b" in runner.coordinator.timings("elsewhere"))
         before = runner.process_ids
         with pytest.raises(RuntimeError, match="the stage's own error"):
             await asyncio.wait_for(runner.coordinator.submit("ordinary", {"raise": "b"}), PATIENCE)

