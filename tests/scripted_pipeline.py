@@ -25,7 +25,7 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"
 
 
 class ScriptedPipeline:
-    """A coordinator that answers as it is told, and remembers what it was asked."""
+    """A coordinator whose answers and faults a test sets, and that keeps the requests it got."""
 
     def __init__(self) -> None:
         self.reset()

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import httpx
 import psutil  # type: ignore[import-untyped]
+from launched_server import launched_role, server
 
 from campaign.asks import Ask, drawn_ask, text_of
 from campaign.playing import AT_CALLS, Event, Harm, Kind, Points, Strike, Target, drawn_strike
@@ -30,8 +30,6 @@ _REPLICAS = 2
 _SIZES = (0, 10, 3_000, 40_000, 300_000)
 _SPAN_S = 0.6
 _DEADLINE_S = 60.0
-_START_S = 120.0
-_SERVES = r"\[server\].* served on (\S+)\n"
 _STOPS_S = (0.1, 0.5, 1.5, 6.0)
 
 # Points of the router's process, and of the replicas' own beside their stages'.
@@ -180,15 +178,11 @@ class Fleet(Target):
         found: dict[str, int] = {}
         for process in self._launcher.children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                line = " ".join(process.cmdline())
-                if "router_process" in line:
-                    found["router"] = process.pid
-                if "launch_server" not in line:
+                if (role := launched_role(process.cmdline())) is None:
                     continue
-                name = f"replica {sum(each.count(' ') == 1 for each in found)}"
-                found[name] = process.pid
+                found[role] = process.pid
                 below = sorted(process.children(), key=psutil.Process.create_time)
-                found |= {f"{name} process {place}": each.pid for place, each in enumerate(below)}
+                found |= {f"{role} process {place}": each.pid for place, each in enumerate(below)}
         return found
 
 
@@ -237,29 +231,17 @@ async def _streamed(lines: AsyncIterator[str], expected: str, pause: float) -> s
 async def running(folder: str) -> Any:
     """The server, started as a user starts it, and a client to its router."""
     board = Switchboard.open(os.environ["SGLANG_OMNI_FAULTS"])
-    file, log = Path(folder) / "campaign.yaml", Path(folder) / "log"
+    file = Path(folder) / "campaign.yaml"
     save_config(config(folder), file)
-    command = [sys.executable, "-m", "sglang_omni.launch_server", "--config", str(file), "--port", "0"]
-    command += ["--dp-size", str(_REPLICAS), "--parent-pid", str(os.getpid())]
-    with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
-    try:
-        async with asyncio.timeout(_START_S):
-            while not (
-                served := re.search(r"\[server\].* served on (\S+)\n", log.read_text(errors="replace"))
-            ):
-                if process.returncode is not None:
-                    raise RuntimeError(f"the server ended: {log.read_text()}")
-                await asyncio.sleep(0.05)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        async with httpx.AsyncClient(
-            base_url=served[1], timeout=_DEADLINE_S, limits=limits, trust_env=False
-        ) as client:
-            fleet = Fleet(psutil.Process(process.pid), client, board)
+    options = ["--config", str(file), "--dp-size", str(_REPLICAS)]
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    async with (
+        server(options, Path(folder) / "log") as (launcher, url),
+        httpx.AsyncClient(base_url=url, timeout=_DEADLINE_S, limits=limits, trust_env=False) as client,
+    ):
+        try:
+            fleet = Fleet(launcher, client, board)
             await fleet.warm_up()
             yield fleet
-    finally:
-        board.disarm()
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
+        finally:
+            board.disarm()

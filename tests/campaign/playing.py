@@ -133,7 +133,7 @@ class Target(abc.ABC):
 
     @abc.abstractmethod
     async def wrong_now(self) -> list[str]:
-        """What is not as at rest, and whether the next requests work. May raise what they end with."""
+        """What is not at rest, and how the next requests fail. May raise the error that one ends with."""
 
     @abc.abstractmethod
     def excuses(self, fired: Sequence[Strike], harms: Sequence[Harm], asks: Sequence[Ask]) -> Iterator[str]:

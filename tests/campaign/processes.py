@@ -89,7 +89,7 @@ def drawn(seed: int, number: int) -> list[Event]:
     for _ in range(draw.randint(3, 12)):
         ask = drawn_ask(draw, STAGES, _SIZES, _SPAN_S)
         if "hang" in ask.faults.values():
-            # Nobody but its caller ends it.
+            # It ends when its caller leaves.
             ask = Ask(
                 ask.at, ask.value, ask.size, ask.stream, ask.faults, leaves_after=draw.uniform(0.0, 1.0)
             )

@@ -58,6 +58,13 @@ async def load_of(client: httpx.AsyncClient) -> int:
     return sum(worker["load"] for worker in answer.json()["workers"])
 
 
+def launched_role(line: list[str]) -> str | None:
+    """What a process that the launcher starts is, by its command line: ``router`` or ``replica 0``."""
+    if any("router_process" in word for word in line):
+        return "router"
+    return line[line.index("--log-name") + 1].replace("-", " ") if "--log-name" in line else None
+
+
 class Roles:
     """What each process of a server is: ``server``, ``router``, ``replica 0``, ``thinker of replica 0``."""
 
@@ -85,11 +92,9 @@ class Roles:
         replicas: dict[int, str] = {}
         for process in self._launcher.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                line = process.cmdline()
-                if any("router_process" in word for word in line):
-                    role = "router"
-                elif "--log-name" in line:
-                    role = replicas[process.pid] = line[line.index("--log-name") + 1].replace("-", " ")
+                if (role := launched_role(process.cmdline())) is not None:
+                    if role != "router":
+                        replicas[process.pid] = role
                 elif process.pid in self._stages:
                     # Replicas come before what is below them.
                     of = replicas.get(process.ppid())

@@ -12,7 +12,7 @@ pub enum Action {
     Error,
     /// SIGKILL to the process itself.
     Kill,
-    /// SIGSTOP to the process itself. Somebody else continues it.
+    /// SIGSTOP to the process itself, which the campaign's driver continues.
     Stop,
     /// A child that only sleeps (ms) and has copies of all files.
     Fork,

@@ -93,7 +93,7 @@ pub fn sleep_and_end(time: Duration) -> ! {
 /// Waits for a child's end in a thread, so that it does not stay as a zombie.
 pub fn reap(child: libc::pid_t) -> Result<()> {
     let wait = move || {
-        // SAFETY: a child of this process, whose status nobody wants.
+        // SAFETY: it only waits for a child of this process; the status is dropped.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     };
     std::thread::Builder::new()

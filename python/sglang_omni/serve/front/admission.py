@@ -110,7 +110,7 @@ class TurnPace:
         if self._last is not None:
             seconds, mean = now - self._last, self._mean_s
             self._mean_s = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
-        # Between two turns with nobody waiting there is no pace.
+        # If nobody waits, the time until the next turn says nothing of the pace.
         self._last = now if others_wait else None
 
     def promise(self, waiting: int, guess_s: float) -> int:

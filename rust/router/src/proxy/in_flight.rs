@@ -148,7 +148,7 @@ impl TurnPace {
             let mean = self.mean.unwrap_or(seconds);
             self.mean = Some(mean + WEIGHT * (seconds - mean));
         }
-        // Between two turns with nobody waiting there is no pace.
+        // If nobody waits, the time until the next turn says nothing of the pace.
         self.last = others_wait.then_some(now);
     }
 
