@@ -13,7 +13,7 @@ from typing import Literal
 
 from campaign import virtual_loop
 from campaign.asks import Ask, drawn_ask, judged, outcome_of
-from campaign.simulated import STAGES, running
+from campaign.simulated import AT_ONCE, STAGES, running
 
 # Longer than any request that hangs, and than what settles, expires or waits for a stage.
 _QUIET_S = 60.0
@@ -89,6 +89,8 @@ async def _play(events: Sequence[Event], draw: random.Random) -> Verdict:
             "crash" in ask.faults.values() for ask in asks
         )
         excused = {"unavailable"} if is_harmed else set()
+        if any(sum(ask.faults.get(stage) == "hang" for ask in asks) >= AT_ONCE for stage in STAGES):
+            excused.add("late")  # they take all places of that stage
         for number, (ask, outcome) in enumerate(zip(asks, outcomes, strict=True)):
             if (wrong := judged(ask, outcome, excused)) is not None:
                 problems.append(f"r{number}: {wrong}")

@@ -38,7 +38,7 @@ NEXT = {"a": ["b", "c"], "b": "d", "c": "d", "d": None}
 # An edge may have so many bytes under way: a few payloads.
 CREDIT_BYTES = 40_000
 # Requests that a scheduler computes at once.
-_AT_ONCE = 3
+AT_ONCE = 3
 
 
 class SimulatedRelay(Relay):
@@ -141,7 +141,7 @@ class SimulatedScheduler:
 
     def _look(self) -> None:
         self._looks = False
-        while len(self.computing) < _AT_ONCE:
+        while len(self.computing) < AT_ONCE:
             try:
                 message = self.inbox.get_nowait()
             except Empty:
