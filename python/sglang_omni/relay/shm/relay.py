@@ -170,16 +170,17 @@ class ShmRelay(Relay):
     async def _put(
         self, put: Callable[[], _Announced], nbytes: int, edge: str, key: str, *, in_thread: bool = False
     ) -> ShmPut:
-        async def attempt() -> _Announced | str:
-            # Why there is no room is a text: waiting inside of the error's handler, a put that is given up
-            # would keep its payload.
+        def attempt_now() -> _Announced | str:
+            # A text: an error's traceback, in a circle with the thread's future, would keep the payload.
             try:
-                return put() if not in_thread else await put_in_thread()
+                return put()
             except ArenaFull as full:
                 return str(full)
 
-        async def put_in_thread() -> _Announced:
-            copying = asyncio.ensure_future(asyncio.to_thread(put))
+        async def attempt() -> _Announced | str:
+            if not in_thread:
+                return attempt_now()
+            copying = asyncio.ensure_future(asyncio.to_thread(attempt_now))
             try:
                 return await asyncio.shield(copying)
             except asyncio.CancelledError:
@@ -187,14 +188,13 @@ class ShmRelay(Relay):
                 copying.add_done_callback(take_back)
                 raise
 
-        def take_back(copying: asyncio.Future[_Announced]) -> None:
-            if not copying.cancelled() and copying.exception() is None:
-                place, _ = copying.result()
-                arena.revoke_place(place)
+        def take_back(copying: asyncio.Future[_Announced | str]) -> None:
+            failed = copying.cancelled() or copying.exception() is not None
+            if not failed and not isinstance(announced := copying.result(), str):
+                arena.revoke_place(announced[0])
 
         arena = self.arena
-        announced = await attempt()
-        if isinstance(announced, str):
+        if isinstance(announced := await attempt(), str):
             announced = await self._wait_for_room(attempt, edge, key)
         place, lend = announced
         metadata = {
