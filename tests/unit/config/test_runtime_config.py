@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -29,6 +30,20 @@ def pipeline(base: Path | None = None, stages: list[StageConfig] | None = None, 
         StageConfig(name="second", factory="pkg.make", process="q", terminal=True),
     ]
     return PipelineConfig(model_path="models/Some-Model_1", stages=stages, **fields)
+
+
+def test_a_runtime_dir_that_cannot_be_locked_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no lock is never swept."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fcntl, "flock", full)
+    with pytest.raises(OSError, match="No space"):
+        create_ipc_runtime_dir(pipeline(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_runtime_dir_is_private_named_after_the_pipeline_and_removed_by_close(short_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,19 @@ def test_it_is_written_once_and_only_its_owner_may_read_it(tmp_path: Path) -> No
     assert file.stat().st_mode & 0o777 == 0o600
     assert read_or_create_join_key(file) == read_join_key(file) == key
     assert key.secret not in repr(key)
+
+
+def test_without_room_for_it_none_is_left(tmp_path: Path) -> None:
+    """A part of one would be refused at each later start."""
+    file = tmp_path / "join.key"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            read_or_create_join_key(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_or_create_join_key(file) == read_join_key(file)
 
 
 @pytest.mark.parametrize("text", [b"", b"secret", b"x" * 41, b"\xff" * 40, b'"' * 40])

@@ -119,7 +119,13 @@ def create_ipc_runtime_dir(config: PipelineConfig) -> IpcRuntimeDir:
         except FileNotFoundError:
             continue  # another run, the last one in it, has just removed the base folder
         break
-    runtime_dir = IpcRuntimeDir(path, lock_fd=_lock(path), remove_parent=ours)
+    try:
+        lock_fd = _lock(path)
+    except OSError:
+        # Without a lock, no later run would know that it is left behind.
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    runtime_dir = IpcRuntimeDir(path, lock_fd=lock_fd, remove_parent=ours)
     try:
         require_short_paths(path, config.stages)
     except ValueError:

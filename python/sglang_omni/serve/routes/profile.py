@@ -81,11 +81,13 @@ def profile_routes(server: AppState) -> APIRouter:
         server.coordinator.trace_steps(server.traces_steps)
         path = profile.folder / f"{profile.profile_id}.json"
         generations = server.history.since(profile.since)
-        text = json.dumps(_trace(server, generations))
-        await asyncio.to_thread(path.write_text, text)
-        answer = {"profile_id": profile.profile_id, "requests": len(generations), "file": str(path)}
         if profile.torch:
             await server.coordinator.stop_profile(profile.profile_id)
+        text = json.dumps(_trace(server, generations))
+        # After the stages have stopped, which must not depend on room for a file here.
+        await asyncio.to_thread(_write, path, text)
+        answer = {"profile_id": profile.profile_id, "requests": len(generations), "file": str(path)}
+        if profile.torch:
             # Processes that have loaded torch write them, on their own hosts, which takes a while.
             answer["torch_files"] = str(profile.folder / f"{profile.profile_id}-STAGE.torch.json")
         logger.info("Profile %s of %d requests is in %s", profile.profile_id, len(generations), path)
@@ -126,6 +128,15 @@ def _default_folder() -> str:
     """SGLang's variable for it, or a folder of the system's for temporary files."""
     given = os.environ.get("SGLANG_TORCH_PROFILER_DIR")
     return given or str(Path(tempfile.gettempdir()) / "sglang-omni-profiles")
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes the file whole, or none."""
+    try:
+        path.write_text(text)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _trace(server: AppState, generations: list[Generation]) -> dict[str, Any]:

@@ -51,6 +51,11 @@ def read_or_create_join_key(path: Path) -> RunKeys:
     except FileExistsError:
         return read_join_key(path)
     key = RunKeys.generate()
-    with os.fdopen(fd, "w") as file:
-        file.write(f"{key.secret}\n")
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(f"{key.secret}\n")
+    except OSError:
+        # A part of a key would be taken for one at the next start.
+        path.unlink()
+        raise
     return key
