@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from sglang_omni.preprocessing.deadline import Check, go_on
-from sglang_omni.proto import RequestError
+from sglang_omni.proto import SHORTAGES, RequestError
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,]*),", re.IGNORECASE)
 # Limits of silence, and of the whole download with its redirects.
@@ -111,9 +111,22 @@ def _fetch(url: str, *, param: str, max_bytes: int, allowed_hosts: Collection[st
     try:
         return asyncio.run(_until_stopped(_download(url, param, max_bytes, allowed_hosts), param, check))
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        if (shortage := _shortage(exc)) is not None:
+            raise shortage from exc
         raise RequestError(
             f"{param} could not be fetched: {exc}", param=param, code="media_not_fetched"
         ) from exc
+
+
+def _shortage(exc: BaseException) -> OSError | None:
+    """What this machine lacked, if that was why a host was not reached: no mistake of the request."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in SHORTAGES:
+            return cause
+        # httpcore says that its errors have no cause.
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 async def _until_stopped(download: Coroutine[Any, Any, bytes], param: str, check: Check) -> bytes:

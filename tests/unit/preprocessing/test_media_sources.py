@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import errno
 import socket
 import threading
 import time
 from collections.abc import Collection, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import anyio
 import pytest
 
 from sglang_omni.preprocessing import media
@@ -169,6 +171,18 @@ def test_a_host_that_sends_a_byte_now_and_then_holds_no_thread(
         url = f"{origin}/trickle" if path == "/trickle" else f"http://127.0.0.1:{silent.getsockname()[1]}/"
         with pytest.raises(RequestError, match=r"could not be fetched within 0\.5 s"):
             read(url, allowed_hosts=["*"])
+
+
+def test_no_descriptor_for_a_connection_is_not_the_requests_mistake(
+    origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        # As it looks where several addresses were tried.
+        raise OSError("All connection attempts failed") from OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(anyio, "connect_tcp", connect)
+    with pytest.raises(OSError, match="Too many open files"):
+        read(f"{origin}/clip", allowed_hosts=["*"])
 
 
 def test_a_fetch_ends_with_its_request(origin: str) -> None:
