@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from campaign.media_host import ARRIVING, BROKEN, MediaHost, Medium, drawn_medium
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, RequestError, Unavailable
 
@@ -29,6 +30,7 @@ class Ask:
         aborted_after: Seconds after which another call aborts it.
         pause: Seconds that its reader takes for each piece of a stream.
         twice: True if a second request of the same id comes at the same time.
+        medium: What the host of its medium does; "none": it has no medium.
     """
 
     at: float
@@ -40,6 +42,14 @@ class Ask:
     aborted_after: float | None = None
     pause: float = 0.0
     twice: bool = False
+    medium: Medium = "none"
+
+    def inputs(self, host: MediaHost | None) -> dict[str, Any]:
+        """What its stages see. ``host`` serves its medium; None if no request has one."""
+        inputs: dict[str, Any] = {"value": self.value, "size": self.size, "faults": self.faults}
+        if self.medium != "none" and host is not None:
+            inputs["url"] = host.url(self.medium, self.value, self.size)
+        return inputs
 
 
 def answer_to(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,6 +73,14 @@ def part_of(inputs: Mapping[str, Any], number: int) -> bytes:
     return bytes([(inputs["value"] + number) % 251]) * (1 + inputs["size"] // PARTS)
 
 
+def with_media(draw: random.Random, ask: Ask) -> Ask:
+    """The request, or one like it with a medium. One that never comes is left by its caller."""
+    medium = drawn_medium(draw)
+    if medium == "silent":
+        return replace(ask, medium=medium, leaves_after=draw.uniform(0.0, 1.0), aborted_after=None)
+    return replace(ask, medium=medium)
+
+
 def drawn_ask(draw: random.Random, stages: Sequence[str], sizes: Sequence[int], span_s: float) -> Ask:
     """A request within the first ``span_s`` seconds."""
     faults: dict[str, str] = {}
@@ -81,12 +99,13 @@ def drawn_ask(draw: random.Random, stages: Sequence[str], sizes: Sequence[int], 
     )
 
 
-async def outcome_of(coordinator: Coordinator, request_id: str, ask: Ask, deadline_s: float) -> str:
+async def outcome_of(
+    coordinator: Coordinator, request_id: str, ask: Ask, deadline_s: float, host: MediaHost | None = None
+) -> str:
     """Makes a request as its events say. Returns how it ended, in a word, with the error's text if any."""
     await asyncio.sleep(ask.at)
     loop = asyncio.get_running_loop()
-    inputs: dict[str, Any] = {"value": ask.value, "size": ask.size, "faults": ask.faults}
-    request = OmniRequest(inputs, params={"stream": ask.stream})
+    request = OmniRequest(ask.inputs(host), params={"stream": ask.stream})
     asking = asyncio.ensure_future(_answer(coordinator, request_id, request, ask))
     second = asyncio.ensure_future(_second(coordinator, request_id, request)) if ask.twice else None
     if ask.leaves_after is not None:
@@ -131,6 +150,10 @@ def judged(ask: Ask, outcome: str, excused: Collection[str] = ()) -> str | None:
         allowed.add(_OUTCOME_OF[fault])
         if fault != "crash":
             allowed.discard("answered")
+    if ask.medium in BROKEN:
+        allowed.add("refused: url could not be fetched")
+    if ask.medium not in ("none", *ARRIVING):
+        allowed.discard("answered")
     kind, _, text = outcome.partition(": ")
     for each in allowed:
         allowed_kind, _, within = each.partition(": ")

@@ -20,9 +20,10 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 from launched_server import launched_role, server
 
-from campaign.asks import Ask, drawn_ask, text_of
+from campaign.asks import Ask, drawn_ask, text_of, with_media
+from campaign.media_host import MediaHost, media_host
 from campaign.playing import AT_CALLS, Event, Harm, Kind, Points, Strike, Target, drawn_strike
-from campaign.processes import POINTS, STAGES, config
+from campaign.processes import POINTS, STAGES, SUCCESSORS, config
 from sglang_omni._core import Switchboard
 from sglang_omni.config import save_config
 
@@ -49,6 +50,13 @@ SERVER_POINTS: Points = {
     "supervisor.launch": (*AT_CALLS, "error"),
     "control.send": (*AT_CALLS, "partial"),
     "control.receive": AT_CALLS,
+    "disk.spec": ("error",),
+}
+# In the replica that takes the place of one that was killed, and its stages.
+SUCCESSOR_POINTS: Points = {
+    **SUCCESSORS,
+    "disk.lock": ("kill", "error"),
+    "disk.lock.after": ("kill", "error"),
 }
 
 
@@ -60,7 +68,7 @@ def drawn(seed: int, number: int) -> list[Event]:
         ask = replace(drawn_ask(draw, STAGES, _SIZES, _SPAN_S), twice=False)
         if "hang" in ask.faults.values():
             ask = replace(ask, leaves_after=draw.uniform(0.0, 1.0), aborted_after=None)
-        events.append(ask)
+        events.append(with_media(draw, ask))
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
         at = draw.choice((0.0, draw.uniform(0.0, _SPAN_S)))
         replica = f"replica {draw.randrange(_REPLICAS)}"
@@ -76,6 +84,9 @@ def drawn(seed: int, number: int) -> list[Event]:
                 ((stage, POINTS), (replica, SERVER_POINTS), ("router", ROUTER_POINTS))
             )
             events.append(drawn_strike(draw, at, process, points))
+            if draw.random() < 0.15:
+                events.append(Harm(at + 0.1, draw.choice((stage, replica)), "kill"))
+                events.append(drawn_strike(draw, at, "", SUCCESSOR_POINTS))
     return events
 
 
@@ -86,9 +97,11 @@ class Fleet(Target):
     rest_s = 45.0
     stops_s = _STOPS_S
 
-    def __init__(self, launcher: psutil.Process, client: httpx.AsyncClient, board: Switchboard) -> None:
+    def __init__(
+        self, launcher: psutil.Process, client: httpx.AsyncClient, host: MediaHost, board: Switchboard
+    ) -> None:
         super().__init__(board)
-        self._launcher, self._client = launcher, client
+        self._launcher, self._client, self._host = launcher, client, host
 
     async def warm_up(self) -> None:
         """Waits until all is up, and uses it."""
@@ -99,7 +112,7 @@ class Fleet(Target):
         self.check_points()
 
     def excuses(self, fired: Sequence[Strike], harms: Sequence[Harm], asks: Sequence[Ask]) -> Iterator[str]:
-        harmed = [each.process for each in fired if each.is_deadly]
+        harmed = [each.process for each in fired if each.is_deadly or each.point in SUCCESSOR_POINTS]
         harmed += [each.process for each in harms if each.is_deadly]
         if harmed or any("crash" in ask.faults.values() for ask in asks):
             yield from ("unavailable", "failed: unavailable", "busy")
@@ -110,6 +123,8 @@ class Fleet(Target):
         for each in fired:
             if each.action in ("error", "drop"):
                 yield from ("unavailable", f"failed: {os.strerror(each.argument)}")
+                if each.point == "media.connect":
+                    yield "refused"
                 if each.process == "router":
                     yield from ("cut", "unreachable")
 
@@ -140,7 +155,7 @@ class Fleet(Target):
             await self._client.post("/abort_request", json={"rid": request_id})
 
     async def _answer(self, request_id: str, ask: Ask) -> str:
-        inputs = {"value": ask.value, "size": ask.size, "faults": ask.faults}
+        inputs = ask.inputs(self._host)
         body = {"prompt": json.dumps(inputs), "stream": ask.stream}
         async with self._client.stream(
             "POST", "/v1/completions", json=body, headers={"x-request-id": request_id}
@@ -238,9 +253,10 @@ async def running(folder: str) -> Any:
     async with (
         server(options, Path(folder) / "log") as (launcher, url),
         httpx.AsyncClient(base_url=url, timeout=_DEADLINE_S, limits=limits, trust_env=False) as client,
+        media_host() as host,
     ):
         try:
-            fleet = Fleet(launcher, client, board)
+            fleet = Fleet(launcher, client, host, board)
             await fleet.warm_up()
             yield fleet
         finally:

@@ -13,7 +13,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from campaign.asks import Ask, drawn_ask, outcome_of
+from campaign.asks import Ask, drawn_ask, outcome_of, with_media
+from campaign.media_host import MediaHost, media_host
 from campaign.playing import AT_CALLS, Event, Harm, Kind, Points, Strike, Target, drawn_strike, has_ended
 from campaign.rest import left_in
 from campaign.stages import INSPECT
@@ -56,6 +57,10 @@ POINTS: Points = {
     "stage.progress.after": AT_CALLS,
     "stage.compute": (*AT_CALLS, "error", "fork", "hang", "interrupts"),
     "stage.compute.after": AT_CALLS,
+    "media.connect": (*AT_CALLS, "error"),
+    "media.connect.after": AT_CALLS,
+    "media.receive": (*AT_CALLS, "interrupts"),
+    "media.receive.after": AT_CALLS,
     "clock.read": ("corrupt",),
     "relay.allocate": (*AT_CALLS, "error"),
     "relay.publish": AT_CALLS,
@@ -72,11 +77,14 @@ POINTS: Points = {
 # In the process that takes the place of one that was killed, and here.
 SUCCESSORS: Points = {
     "stage.load": ("kill", "delay", "error"),
+    "disk.bind": ("kill", "error"),
+    "disk.bind.after": ("kill", "error"),
     "process.start": ("kill", "delay", "error"),
     "thread.start": ("error",),
 }
 HERE: Points = {
     "supervisor.launch": ("delay", "error"),
+    "disk.spec": ("error",),
     "coordinator.stage_down": ("delay",),
     "coordinator.end": ("delay",),
 }
@@ -93,7 +101,7 @@ def drawn(seed: int, number: int) -> list[Event]:
             ask = Ask(
                 ask.at, ask.value, ask.size, ask.stream, ask.faults, leaves_after=draw.uniform(0.0, 1.0)
             )
-        events.append(ask)
+        events.append(with_media(draw, ask))
     for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
         at, stage = draw.choice((0.0, draw.uniform(0.0, _SPAN_S))), draw.choice(STAGES)
         if draw.random() < 0.25:
@@ -144,9 +152,9 @@ class Pipeline(Target):
     rest_s = 20.0
     stops_s = (0.05, 0.5, 1.5 * _HEARTBEAT_S)
 
-    def __init__(self, runner: MultiProcessPipelineRunner, board: Switchboard) -> None:
+    def __init__(self, runner: MultiProcessPipelineRunner, host: MediaHost, board: Switchboard) -> None:
         super().__init__(board)
-        self.runner = runner
+        self.runner, self._host = runner, host
         self._first: dict[str, dict[str, int]] = {}
 
     async def warm_up(self) -> None:
@@ -162,7 +170,7 @@ class Pipeline(Target):
         return os.getpid() if strike.point in HERE else super().pid_of(strike)
 
     async def ask(self, request_id: str, ask: Ask) -> str:
-        return await outcome_of(self.runner.coordinator, request_id, ask, _DEADLINE_S)
+        return await outcome_of(self.runner.coordinator, request_id, ask, _DEADLINE_S, self._host)
 
     def excuses(self, fired: Sequence[Strike], harms: Sequence[Harm], asks: Sequence[Ask]) -> Iterator[str]:
         if (
@@ -174,6 +182,8 @@ class Pipeline(Target):
         for each in fired:
             if each.action == "error":
                 yield from (f"{kind}: {os.strerror(each.argument)}" for kind in ("failed", "unavailable"))
+            if each.point == "media.connect" and each.action == "error":
+                yield "refused: url could not be fetched"
             if each.point.startswith("relay.") and each.action in ("error", "drop"):
                 yield "unavailable"
         if any(each.kind == "no descriptors" for each in harms):
@@ -202,7 +212,7 @@ class Pipeline(Target):
     async def _use_all(self) -> None:
         for size in (10, 900_000):
             for stream in (False, True):
-                ask = Ask(0.0, 7, size, stream)
+                ask = Ask(0.0, 7, size, stream, medium="whole")
                 outcome = await self.ask(self.new_id("after"), ask)
                 if outcome != "answered":
                     raise RuntimeError(outcome)
@@ -223,11 +233,12 @@ async def running(folder: str) -> Any:
     """The pipeline of this process, which ``run`` has given a switchboard."""
     board = Switchboard.open(os.environ["SGLANG_OMNI_FAULTS"])
     runner = MultiProcessPipelineRunner(config(folder), restart_window=0.5)
-    await runner.start()
-    try:
-        pipeline = Pipeline(runner, board)
-        await pipeline.warm_up()
-        yield pipeline
-    finally:
-        board.disarm()
-        await runner.stop()
+    async with media_host() as host:
+        await runner.start()
+        try:
+            pipeline = Pipeline(runner, host, board)
+            await pipeline.warm_up()
+            yield pipeline
+        finally:
+            board.disarm()
+            await runner.stop()

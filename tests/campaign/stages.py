@@ -20,7 +20,10 @@ import psutil  # type: ignore[import-untyped]
 from traces import traces_of
 
 from campaign.asks import PARTS, answer_to, part_of, pieces_of, text_of
+from campaign.media_host import medium_of
 from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.preprocessing.deadline import Aborted, until_aborted
+from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.relay.shm.relay import ShmRelay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
@@ -76,6 +79,8 @@ class CampaignScheduler:
                 self._gather(message)
             elif message.type == "new_request":  # and not the end of a stream without chunks
                 self.compute(message.data)
+        except Aborted:
+            pass  # nothing of it is waited for
         except (ArithmeticError, OSError, RequestError) as error:
             self._emit(message.request_id, "error", error)
 
@@ -117,10 +122,11 @@ class CampaignScheduler:
                     self.hanging.discard(payload.request_id)
                 return
         if self._stage == "a":
+            blob = self._blob(payload.request_id, inputs)
             for number in range(PARTS):
                 part = np.frombuffer(part_of(inputs, number), np.uint8)
                 self._emit(payload.request_id, "stream", part)
-            data = {"path": "a", "blob": np.full(inputs["size"], inputs["value"] % 251, np.uint8)}
+            data = {"path": "a", "blob": blob}
         elif self._stage == "d":
             if payload.request.params.get("stream"):
                 for piece in pieces_of(inputs["value"]):
@@ -135,6 +141,17 @@ class CampaignScheduler:
         else:
             data = {"path": data["path"] + self._stage, "blob": data["blob"]}
         self._emit(payload.request_id, "result", _with(payload, data))
+
+    def _blob(self, request_id: str, inputs: Mapping[str, Any]) -> np.ndarray:
+        """The request's medium without its last byte, or the same bytes if it has none."""
+        size = inputs["size"]
+        if "url" not in inputs:
+            return np.full(size, inputs["value"] % 251, np.uint8)
+        check = until_aborted(lambda: request_id in self._aborted)
+        medium = media_bytes(inputs["url"], param="url", max_bytes=1 << 20, allowed_hosts=("*",), check=check)
+        if medium != medium_of(inputs["value"], size):
+            raise ArithmeticError(f"{len(medium)} bytes of a medium of {size + 1}, or wrong ones")
+        return np.frombuffer(medium, np.uint8)[:size]
 
     def _emit(self, request_id: str, kind: Any, data: Any) -> None:
         self.outbox.put(OutgoingMessage(request_id, kind, data))

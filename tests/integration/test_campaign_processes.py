@@ -71,6 +71,7 @@ def test_what_is_ordered_has_a_point() -> None:
         processes.HERE,
         fleet.SERVER_POINTS,
         fleet.ROUTER_POINTS,
+        fleet.SUCCESSOR_POINTS,
     )
     for point in {point for points in tables for point in points}:
         assert point in others or point.removesuffix(".after") in seams.SEAMS, point
