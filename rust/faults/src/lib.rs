@@ -24,7 +24,7 @@
 //! | `relay.reclaimed` | after that | | |
 //! | `router.accept` | when a client's connection is accepted | it is closed | |
 //! | `router.connect` | before a connection to a worker is opened, but for health checks | it is refused | |
-//! | `router.send` | before a request is sent on a connection, new or kept | the worker has closed it, nothing is sent | |
+//! | `router.send` | before a client's request is sent on a connection, new or kept | the worker has closed it, nothing is sent | |
 //! | `router.head` | when the head of the answer is there | the connection is reset before it | |
 //! | `router.body` | before each piece of the answer that was not awaited with its head, and before its end | the connection is reset there | |
 //! | `router.tail` | when the answer is over; takes no `delay`, `hang` and `fork` | the worker closes the connection | |

@@ -7,13 +7,14 @@ use std::task::{Context, Poll, ready};
 
 use sglang_omni_faults::{Fired, are_on, fork, reach};
 
-/// A point of async code. Without a board of faults, ready at once.
+/// What a point does once it is awaited. Boxed, so that the code around it reserves no room for it.
+pub type PointFuture = Pin<Box<dyn Future<Output = io::Result<()>> + Send>>;
+
+/// A point of async code. None without a board of faults: a future that is ready at once would still cost each request
+/// its place in the future around it.
 #[inline(always)]
-pub async fn fault_point(name: &'static str) -> io::Result<()> {
-    match are_on() {
-        true => fired(name).await,
-        false => Ok(()),
-    }
+pub fn fault_point(name: &'static str) -> Option<PointFuture> {
+    are_on().then(|| fired(name))
 }
 
 /// A point in code that cannot wait: there, waits and forks have no effect. False if it fails.
@@ -22,9 +23,8 @@ pub fn passes(name: &'static str) -> bool {
     !are_on() || !matches!(reach(name), Some(Fired::Error(_)))
 }
 
-/// Boxed, so that the code around it reserves no room for it.
 #[cold]
-fn fired(name: &'static str) -> Pin<Box<dyn Future<Output = io::Result<()>> + Send>> {
+fn fired(name: &'static str) -> PointFuture {
     Box::pin(async move {
         match reach(name) {
             Some(Fired::Wait(mut wait)) => {
@@ -45,7 +45,7 @@ fn fired(name: &'static str) -> Pin<Box<dyn Future<Output = io::Result<()>> + Se
 pub enum PolledPoint {
     #[default]
     Ahead,
-    Reached(Pin<Box<dyn Future<Output = io::Result<()>> + Send>>),
+    Reached(PointFuture),
     Passed,
 }
 

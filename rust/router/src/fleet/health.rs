@@ -17,7 +17,7 @@ use crate::fleet::loop_detection::{self, Destination};
 use crate::fleet::resolver;
 use crate::fleet::servers;
 use crate::fleet::worker::{CONNECT_TIMEOUT, Fleet, Worker};
-use crate::upstream::connection::{Upstream, is_exhaustion};
+use crate::upstream::connection::{Upstream, error_text, is_exhaustion};
 use crate::upstream::pool::Pool;
 use crate::upstream::request_body::RequestBody;
 
@@ -158,7 +158,9 @@ impl HealthChecks {
 /// Opens a new connection each time, since a healthy worker takes one. Afterwards the connection is kept for a request,
 /// unless another one is kept already.
 async fn probe(worker: &Worker, pool: &Rc<Pool>, headers: &HeaderMap) -> io::Result<Response<()>> {
-    fault_point("router.health").await?;
+    if let Some(fault) = fault_point("router.health") {
+        fault.await?;
+    }
     let mut upstream = Upstream::open(&worker.endpoint, &pool.trust, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())
@@ -170,12 +172,12 @@ async fn probe(worker: &Worker, pool: &Rc<Pool>, headers: &HeaderMap) -> io::Res
         let headers = request.headers_mut();
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    let answer = upstream.ask(request, false).await;
+    let answer = upstream.send(request).await;
     let (parts, body) = answer
-        .map_err(|no_answer| io::Error::other(no_answer.why))?
+        .map_err(|failed| io::Error::other(error_text(failed.error())))?
         .into_parts();
     if is_kept {
-        pool.finish(body, upstream);
+        pool.finish(body.into(), upstream);
     }
     Ok(Response::from_parts(parts, ()))
 }

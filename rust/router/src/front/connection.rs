@@ -168,7 +168,12 @@ fn admit(acceptor: &Rc<Acceptor>, stream: TcpStream, peer: SocketAddr) {
 
 /// One client's connection.
 async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer: SocketAddr) {
-    if fault_point("router.accept").await.is_err() || stream.set_nodelay(true).is_err() {
+    if let Some(fault) = fault_point("router.accept")
+        && fault.await.is_err()
+    {
+        return;
+    }
+    if stream.set_nodelay(true).is_err() {
         return; // Already closed by the client.
     }
     acceptor.lane.metrics().accepted.fetch_add(1, Relaxed);

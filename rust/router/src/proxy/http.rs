@@ -8,10 +8,9 @@ use bytes::Bytes;
 use hyper::body::{Body, Incoming};
 use hyper::header::{CONTENT_TYPE, HOST, HeaderMap};
 use hyper::http::request::Parts;
-use hyper::{Request, Response, Version};
+use hyper::{Request, Version};
 use serde_json::json;
 
-use crate::base::fault_point::fault_point;
 use crate::base::form;
 use crate::base::headers::has_media_type;
 use crate::base::route::Route;
@@ -23,7 +22,7 @@ use crate::proxy::lane::Lane;
 use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
 use crate::proxy::upload::Upload;
-use crate::upstream::connection::{Begun, NoAnswer, Upstream, is_exhaustion};
+use crate::upstream::connection::{NoAnswer, Upstream, is_exhaustion};
 use crate::upstream::forwarding;
 use crate::upstream::request_body::{BodyError, Fault, RequestBody, discard};
 
@@ -134,7 +133,7 @@ impl HttpAttempt<'_> {
         };
         let request = outgoing(worker, self.parts, upload.take());
         // Only a whole request waits for first bytes: a client that is still sending may wait for the head.
-        let answer = ask(&mut upstream, request, whole.is_some());
+        let answer = upstream.ask(request, whole.is_some());
         let may_move = || attempts.may_move(worker);
         let pending = &self.lane.pending_heads;
         match pending.head(worker, &asked, may_move, answer).await {
@@ -209,26 +208,6 @@ impl Attempt for HttpAttempt<'_> {
             Fault::Stalled => stalled(),
             Fault::Left => broken_off("it ended early"),
         })
-    }
-}
-
-/// Asks a worker, between the points at which tests have that fail.
-async fn ask(
-    upstream: &mut Upstream,
-    request: Request<RequestBody>,
-    for_bytes: bool,
-) -> Result<Response<Begun>, NoAnswer> {
-    if let Err(error) = fault_point("router.send").await {
-        let (unsent, why) = (Some(request), error.to_string());
-        return Err(NoAnswer { unsent, why });
-    }
-    let answer = upstream.ask(request, for_bytes).await?;
-    match fault_point("router.head").await {
-        Ok(()) => Ok(answer),
-        Err(error) => Err(NoAnswer {
-            unsent: None,
-            why: error.to_string(),
-        }),
     }
 }
 

@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 
 use crate::base::clock::{self, Tick};
+use crate::base::fault_point::fault_point;
 use crate::base::stream::{KEEPALIVE, Stream, limit_unacknowledged};
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::idle::{IdleStream, is_quiet};
@@ -87,7 +88,7 @@ async fn begin(stream: Stream) -> io::Result<(Sender, Connection, RawFd)> {
     Ok((sender, connection, socket))
 }
 
-pub async fn within<T>(
+async fn within<T>(
     limit: Duration,
     what: &str,
     coming: impl Future<Output = io::Result<T>>,
@@ -148,38 +149,51 @@ impl Upstream {
         }
     }
 
-    /// Sends a request and waits for the head of the answer.
+    /// Sends a request and waits for the head of the answer, which may say how long the worker keeps connections.
     pub async fn send(
         &mut self,
         request: Request<RequestBody>,
     ) -> Result<Response<Incoming>, TrySendError<Request<RequestBody>>> {
         let mut answer = pin!(self.sender.try_send_request(request));
         let connection = &mut self.connection;
-        poll_fn(|cx| {
+        let response = poll_fn(|cx| {
             if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                 return Poll::Ready(answer);
             }
             drive(connection, cx);
             answer.as_mut().poll(cx)
         })
-        .await
+        .await?;
+        if let Some(keep_alive) = response.headers().get(KEEP_ALIVE) {
+            self.endpoint.idle.announced(keep_alive.as_bytes());
+        }
+        Ok(response)
     }
 
-    /// Sends a request and waits for the answer's head. With `for_bytes` it waits for the first bytes of a stream too:
-    /// servers send a stream's head before they have computed anything.
+    /// Sends a client's request and waits for the answer's head. With `for_bytes` it waits for the first bytes of a
+    /// stream too: servers send a stream's head before they have computed anything.
     pub async fn ask(
         &mut self,
         request: Request<RequestBody>,
         for_bytes: bool,
     ) -> Result<Response<Begun>, NoAnswer> {
+        if let Some(fault) = fault_point("router.send")
+            && let Err(error) = fault.await
+        {
+            let (unsent, why) = (Some(request), error.to_string());
+            return Err(NoAnswer { unsent, why });
+        }
         let response = self.send(request).await.map_err(|mut error| NoAnswer {
             unsent: error.take_message(),
             why: error_text(error.error()),
         })?;
-        let (parts, incoming) = response.into_parts();
-        if let Some(keep_alive) = parts.headers.get(KEEP_ALIVE) {
-            self.endpoint.idle.announced(keep_alive.as_bytes());
+        if let Some(fault) = fault_point("router.head")
+            && let Err(error) = fault.await
+        {
+            let (unsent, why) = (None, error.to_string());
+            return Err(NoAnswer { unsent, why });
         }
+        let (parts, incoming) = response.into_parts();
         let mut body = Begun::from(incoming);
         if for_bytes && parts.status.is_success() && body.incoming.size_hint().exact().is_none() {
             body.first = match poll_fn(|cx| self.poll_frame(&mut body.incoming, cx)).await {
@@ -267,7 +281,7 @@ pub struct NoAnswer {
 }
 
 /// The error with what caused it.
-fn error_text(error: &hyper::Error) -> String {
+pub fn error_text(error: &hyper::Error) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),

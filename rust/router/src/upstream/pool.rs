@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::base::clock::{self, Tick};
 use crate::base::fault_point::fault_point;
-use crate::upstream::connection::{Begun, Upstream, within};
+use crate::upstream::connection::{Begun, Upstream};
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::trust::Trust;
 
@@ -69,7 +69,9 @@ impl Pool {
         limit: Duration,
     ) -> io::Result<Box<Upstream>> {
         endpoint.opened.fetch_add(1, Relaxed);
-        within(limit, "connection", fault_point("router.connect")).await?;
+        if let Some(fault) = fault_point("router.connect") {
+            timeout(limit, fault).await??;
+        }
         Upstream::open(endpoint, &self.trust, limit).await
     }
 
