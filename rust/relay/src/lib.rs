@@ -7,6 +7,7 @@
 //!
 //! Nothing has a name in a file system, so nothing is left behind when processes are killed.
 
+use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod arena;
@@ -54,5 +55,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Writes to standard error what is wrong in a thread that has no caller to tell.
 fn report(what: &str, error: rustix::io::Errno) {
-    eprintln!("sglang-omni relay: {what}: {error}; trying again");
+    // Unlike `eprintln!`, which panics where standard error is closed, or a file on a full disk.
+    let _ = writeln!(
+        std::io::stderr(),
+        "sglang-omni relay: {what}: {error}; trying again"
+    );
+}
+
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
+mod tests {
+    use std::fs::File;
+    use std::process::Command;
+
+    use super::report;
+
+    /// In a process of its own: the tests' output is captured, which never fails.
+    #[test]
+    fn a_report_may_have_no_room() {
+        const CHILD: &str = "SGLANG_OMNI_TEST_REPORTS";
+        if std::env::var_os(CHILD).is_some() {
+            report("cannot wait", rustix::io::Errno::NOMEM);
+            return;
+        }
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "tests::a_report_may_have_no_room", "--nocapture"])
+            .env(CHILD, "1")
+            .stdout(std::process::Stdio::null())
+            .stderr(full)
+            .status();
+        assert!(status.unwrap().success());
+    }
 }
