@@ -122,6 +122,7 @@ class Target(abc.ABC):
     def __init__(self, board: Switchboard) -> None:
         self.board = board
         self._numbers = Counter[str]()
+        self._limited = set[int]()
 
     @abc.abstractmethod
     def processes(self) -> dict[str, int]:
@@ -218,11 +219,19 @@ class Target(abc.ABC):
                     process.suspend()
                     await asyncio.sleep(harm.seconds)
                     process.resume()
-                case "no descriptors":
-                    soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
-                    process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), hard))
-                    await asyncio.sleep(min(harm.seconds, 1.0))
-                    process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+                case "no descriptors" if pid not in self._limited:
+                    await self._limit(process, min(harm.seconds, 1.0))
+
+    async def _limit(self, process: psutil.Process, seconds: float) -> None:
+        """Leaves it no descriptors for a time. A second time within would restore the lowered limit."""
+        self._limited.add(process.pid)
+        try:
+            soft, hard = process.rlimit(psutil.RLIMIT_NOFILE)
+            process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds(), hard))
+            await asyncio.sleep(seconds)
+            process.rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+        finally:
+            self._limited.discard(process.pid)
 
     async def _continue_stopped(self, draw: random.Random) -> None:
         """Continues the processes that an order has stopped, each after a time."""
