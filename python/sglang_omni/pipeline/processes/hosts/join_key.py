@@ -55,7 +55,7 @@ def read_or_create_join_key(path: Path) -> RunKeys:
         with os.fdopen(fd, "w") as file:
             file.write(f"{key.secret}\n")
     except OSError:
-        # A part of a key would be taken for one at the next start.
+        # A part of a key would be refused at each later start.
         path.unlink()
         raise
     return key
