@@ -94,7 +94,7 @@ lint: build
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo check --quiet --locked --manifest-path rust/fuzz/Cargo.toml --target-dir target/fuzz-check
-	cargo check --quiet --locked --package sglang-omni-relay --tests --features loom
+	cargo check --quiet --locked --package sglang-omni-relay --tests --features loom,tsan
 
 DEPLOY_TOOLS := build/deploy
 .PHONY: lint-deploy
@@ -355,14 +355,21 @@ fuzz-http: build build/fuzz-http/.installed ## ten minutes of requests made from
 loom: ## every interleaving of tickets, slots and credits
 	cargo test --release --locked --package sglang-omni-relay --features loom loom
 
+SANITIZED_TEST := cargo test --locked --lib --target $$(rustc -vV | sed -n 's/^host: //p')
 # Without leaks in the bindings' tests: an interpreter leaves some when it ends. Without the copy that has no memory
 # for threads: AddressSanitizer has none either then.
-SANITIZE := RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=target/sanitize RUSTFLAGS=-Zsanitizer=address \
-	cargo test --locked --lib --target $$(rustc -vV | sed -n 's/^host: //p')
+SANITIZE := RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=target/sanitize RUSTFLAGS=-Zsanitizer=address $(SANITIZED_TEST)
 .PHONY: sanitize
-sanitize: ## the Rust tests of the data plane under AddressSanitizer; the first time takes minutes to compile
+sanitize: sanitize-threads ## the Rust tests of the data plane under AddressSanitizer, and those of sanitize-threads; the first time takes minutes to compile
 	$(SANITIZE) --package sglang-omni-payload --package sglang-omni-relay -- --skip a_copy_needs_no_threads
 	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(SANITIZE) --package sglang-omni-python
+
+# The compiler's own std is linked without being instrumented: rust/tsan.supp lists what that hides.
+.PHONY: sanitize-threads
+sanitize-threads: ## data races in the tests of the relay and of the fault points, by ThreadSanitizer
+	RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=target/sanitize-threads TSAN_OPTIONS=suppressions=$(CURDIR)/rust/tsan.supp \
+		RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" $(SANITIZED_TEST) \
+		--package sglang-omni-faults --package sglang-omni-relay --features sglang-omni-relay/tsan
 
 # Miri knows neither shared memory nor an interpreter: the relay's tests of them are not compiled for it.
 .PHONY: miri

@@ -8,7 +8,9 @@
 //! Nothing has a name in a file system, so nothing is left behind when processes are killed.
 
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+#[cfg(not(feature = "tsan"))]
+use std::sync::PoisonError;
+use std::sync::{Mutex, MutexGuard};
 
 mod arena;
 #[cfg(all(test, not(any(miri, feature = "loom"))))]
@@ -48,9 +50,23 @@ pub use remotes::{open, try_open};
 pub use segments::Place;
 pub use ticket::TicketState;
 
+#[cfg(not(feature = "tsan"))]
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change under a lock is complete before anything that can panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// ThreadSanitizer sees how `try_lock` orders threads, but not how a wait does, which is compiled into std.
+#[cfg(feature = "tsan")]
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    use std::sync::TryLockError::{Poisoned, WouldBlock};
+    loop {
+        match mutex.try_lock() {
+            Err(WouldBlock) => std::thread::yield_now(),
+            Err(Poisoned(error)) => return error.into_inner(),
+            Ok(guard) => return guard,
+        }
+    }
 }
 
 /// Writes to standard error what is wrong in a thread that has no caller to tell.

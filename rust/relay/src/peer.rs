@@ -17,6 +17,9 @@ use crate::process::Process;
 use crate::segments::{ARENA, Place};
 use crate::ticket::TicketState;
 
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
+mod race_tests;
+
 /// Why a place cannot be read.
 #[derive(Debug)]
 pub enum OpenError {
