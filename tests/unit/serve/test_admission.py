@@ -337,6 +337,29 @@ async def test_those_that_are_refused_are_asked_to_come_one_after_another(clock:
     assert [retry_after(admission) for _ in range(40)][-1] == 60
 
 
+@pytest.mark.parametrize("end", ["its turn", "leaving"])
+async def test_nothing_is_kept_for_refused_clients_that_have_not_come_when_the_queue_was_empty(
+    clock: list[float], end: str
+) -> None:
+    admission, asked = await full_queue(1, 10)
+    for _ in range(8):
+        clock[0] += 2.0
+        await ended(admission, asked, 1)
+    assert [retry_after(admission) for _ in range(40)][-1] == 60
+    if end == "its turn":
+        await ended(admission, asked, 2)
+    else:
+        for waiting in asked[1:]:
+            waiting.cancel()
+        await asyncio.gather(*asked[1:], return_exceptions=True)
+    assert admission.waiting == 0
+    never = asyncio.Event()
+    asked = [asyncio.ensure_future(admission.acquire(never.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert admission.waiting in (2, 3)
+    assert retry_after(admission) <= 5
+
+
 async def test_before_any_turn_retry_after_grows_with_the_time_that_the_oldest_takes(
     clock: list[float],
 ) -> None:

@@ -96,7 +96,8 @@ class TurnPace:
     """When refused requests may come back: at the latest pace at which waiting ones had their turn.
 
     Each is asked to come when half of the queue, and those that were refused before it, have had their turn.
-    So they come one after another, find room, and the queue is not empty before they are there.
+    So they come one after another, find room, and the queue is not empty before they are there. If it is,
+    they have not come back, and nothing is kept for them.
     """
 
     def __init__(self) -> None:
@@ -112,6 +113,10 @@ class TurnPace:
             self._mean_s = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
         # If nobody waits, the time until the next turn says nothing of the pace.
         self._last = now if others_wait else None
+
+    def forget(self) -> None:
+        """The queue was empty: who was refused before has not come back."""
+        self._promised = 0.0
 
     def promise(self, waiting: int, guess_s: float) -> int:
         """Whole seconds after which a request that is refused now may come back, 1 to 60.
@@ -193,6 +198,8 @@ class Admission:
             return self._give()
         if self.is_full:
             raise self.refusal("queue_full")
+        if not self._queue:
+            self._pace.forget()
         turn: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         self._queue[turn] = None
         left = asyncio.ensure_future(leaving())

@@ -1,7 +1,7 @@
 //! Limits how many requests are at workers at once, and how many more wait for their turn.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -70,11 +70,14 @@ impl InFlight {
     }
 
     fn refusal(&self, why: String) -> NoPermit {
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
         NoPermit {
             why,
-            retry_after: pace.promise(Instant::now(), self.waiting()),
+            retry_after: self.pace().promise(Instant::now(), self.waiting()),
         }
+    }
+
+    fn pace(&self) -> MutexGuard<'_, TurnPace> {
+        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a permit, or waits for one; None if their number is not limited.
@@ -92,8 +95,7 @@ impl InFlight {
             Ok(permit) => {
                 // This request still counts as one that waits.
                 let others_wait = self.waiting() > 1;
-                let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
-                pace.begun(Instant::now(), others_wait);
+                self.pace().begun(Instant::now(), others_wait);
                 Ok(Some(permit.expect("the semaphore is never closed")))
             }
             Err(_) => {
@@ -118,6 +120,9 @@ impl<'a> QueueTicket<'a> {
     fn new(in_flight: &'a InFlight) -> Option<Self> {
         let before = in_flight.waiting.fetch_add(1, Relaxed);
         let ticket = QueueTicket(in_flight);
+        if before == 0 {
+            in_flight.pace().forget();
+        }
         (before < in_flight.queue_size).then_some(ticket)
     }
 }
@@ -131,7 +136,8 @@ impl Drop for QueueTicket<'_> {
 /// When refused requests may come back: at the latest pace at which waiting ones had their turn.
 ///
 /// Each is asked to come when half of the queue, and those that were refused before it, have had their turn. So
-/// they come one after another, find room, and the queue is not empty before they are there.
+/// they come one after another, find room, and the queue is not empty before they are there. If it is, they have not
+/// come back, and nothing is kept for them.
 #[derive(Default)]
 struct TurnPace {
     last: Option<Instant>,
@@ -150,6 +156,11 @@ impl TurnPace {
         }
         // If nobody waits, the time until the next turn says nothing of the pace.
         self.last = others_wait.then_some(now);
+    }
+
+    /// The queue was empty: who was refused before has not come back.
+    fn forget(&mut self) {
+        self.promised = None;
     }
 
     /// Seconds after which a request that is refused now may come back, 1 to 60. `waiting` is how many wait.
@@ -194,6 +205,16 @@ mod tests {
         assert_eq!(seconds[39], 60);
         // A minute later all of them are there.
         assert_eq!(pace.promise(now + Duration::from_secs(60), 10), 12);
+    }
+
+    #[test]
+    fn nothing_is_kept_for_clients_that_have_not_come_back() {
+        let (mut pace, now) = every(2.0, 10);
+        (0..40).for_each(|_| drop(pace.promise(now, 10)));
+        pace.begun(now + Duration::from_secs(2), true);
+        assert_eq!(pace.promise(now + Duration::from_secs(2), 10), 60);
+        pace.forget();
+        assert_eq!(pace.promise(now + Duration::from_secs(2), 10), 12);
     }
 
     #[test]
