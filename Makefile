@@ -163,7 +163,7 @@ test-python: build system-packages
 LONG_FILES = $(shell grep -rl --include='test_*.py' 'mark\.long' tests | sort)
 .PHONY: test-long
 test-long: build clients $(DOCS_TOOLS)/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
-	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long $(LONG_FILES)
+	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long $(PARALLEL) $(LONG_FILES)
 
 .PHONY: clients
 clients: build/clients/.installed build/text-clients/.installed build/fuzz-http/.installed ## clients that tests drive servers with, in three environments of their own (1.2 GB)
