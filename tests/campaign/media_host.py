@@ -33,7 +33,7 @@ def medium_of(value: int, size: int) -> bytes:
 
 
 class MediaHost:
-    """Answers ``/KIND/VALUE/SIZE``. ``refused`` are those at a port that nobody listens on."""
+    """Answers ``/KIND/VALUE/SIZE``. URLs of the kind ``refused`` have a port on which nobody listens."""
 
     def __init__(self, port: int, refusing_port: int) -> None:
         self._port, self._refusing_port = port, refusing_port

@@ -250,7 +250,7 @@ def test_qwen3_asr(tmp_path: Path) -> None:
             events = list(transcribe(client, 0, QWEN3_ASR, response_format=response_format, stream=True))
             deltas = [event.delta for event in events[:-1]]
             assert "".join(deltas) == events[-1].text == first["text"]
-            assert len(deltas) > 1
+            assert len(deltas) > 10
         with pytest.raises(openai.BadRequestError, match="translation"):
             client.audio.translations.create(model=QWEN3_ASR, file=FILES[0])
         with pytest.raises(openai.BadRequestError, match="did you mean 'English'"):

@@ -140,8 +140,8 @@ def test_every_way_to_ask(served: Served) -> None:
     stream = served.client.completions.create(prompt=SENTENCE, stream=True, **asked | {"max_tokens": 48})
     pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
     assert "".join(pieces) == served.greedy(prompt, 48)
-    # Tokens are joined to one event where the reader is behind.
-    assert len(pieces) > 1
+    # Tokens are joined to one event where the reader is behind, but not most of so many.
+    assert len(pieces) > 4
 
 
 def test_chats_are_rendered_as_by_transformers(served: Served) -> None:
@@ -303,7 +303,7 @@ async def test_a_conversation_of_responses(served: Served) -> None:
     turns = [{"role": "user", "content": SENTENCE}]
 
     def expected() -> tuple[str, str]:
-        """A text and its status. Llama's template has the day in it: on some, an answer ends early."""
+        """A text and its status. The day is in Llama's template: on some days an answer ends early."""
         token_ids = served.checkpoint.greedy(served.conversation(turns), 12)
         answer = served.text(token_ids)
         turns.extend([{"role": "assistant", "content": answer}, turns[0]])

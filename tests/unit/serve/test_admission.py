@@ -349,15 +349,14 @@ async def test_nothing_is_kept_for_refused_clients_that_have_not_come_when_the_q
     if end == "its turn":
         await ended(admission, asked, 2)
     else:
-        for waiting in asked[1:]:
-            waiting.cancel()
+        for turn in asked[1:]:
+            turn.cancel()
         await asyncio.gather(*asked[1:], return_exceptions=True)
     assert admission.waiting == 0
     never = asyncio.Event()
     asked = [asyncio.ensure_future(admission.acquire(never.wait)) for _ in range(3)]
     await asyncio.sleep(0)
-    assert admission.waiting in (2, 3)
-    assert retry_after(admission) <= 5
+    assert (admission.waiting, retry_after(admission)) == (3, 5)
 
 
 async def test_before_any_turn_retry_after_grows_with_the_time_that_the_oldest_takes(

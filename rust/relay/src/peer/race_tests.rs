@@ -75,7 +75,7 @@ fn next_lease(reader: &Arc<Remote>, shelf: &Shelf, all_sent: &AtomicBool) -> Opt
 }
 
 fn fill(start: *mut u8, value: u64) {
-    // SAFETY: rooms are aligned and that long, and nobody else has this one.
+    // SAFETY: a room is aligned for a `u64`, has `LEN` bytes, and is this thread's alone.
     unsafe { std::slice::from_raw_parts_mut(start.cast::<u64>(), WORDS) }.fill(value);
 }
 
