@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
-from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import TensorSpec, make_tensor, tensor_specs
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import tensor_specs
+from sglang_omni.models.tiny.tensors import TensorSpec, make_tensor
 from sglang_omni.models.tiny.tokenizer import WordTokenizer, write_json
 from sglang_omni.published import STORED, published_model
 from sglang_omni.random_weights import mark_random
