@@ -171,6 +171,7 @@ def _complete(
     like: str | None = None,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     without: Sequence[str] = (),
+    configs: Mapping[str, Mapping[str, Any]] | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
     """The facts of a model that is described by another one, with other values in its files.
@@ -180,17 +181,19 @@ def _complete(
         like: The other's id.
         changes: By the name of a file, as of ``shrunk``.
         without: Fields of config.json that it has not.
+        configs: Files of its own.
     """
     if like is None:
-        return fields
-    configs = {
+        return {**fields, "configs": configs or {}}
+    found: dict[str, Mapping[str, Any]] = {
         name: shrunk(config, (changes or {}).get(name, {}))
         for name, config in models[like]["configs"].items()
     }
-    configs["config.json"] = {
-        name: value for name, value in configs["config.json"].items() if name not in without
+    found |= configs or {}
+    found["config.json"] = {
+        name: value for name, value in found["config.json"].items() if name not in without
     }
-    return {**models[like], "configs": configs, **fields}
+    return {**models[like], "configs": found, **fields}
 
 
 def _model(added_tokens: Sequence[Mapping[str, Any]] = (), **fields: Any) -> PublishedModel:

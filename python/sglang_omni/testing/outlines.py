@@ -50,14 +50,19 @@ def write_outline(
         _write_voices(directory)
     patterns = () if is_codec else family_named(family).files
     for name in sizes:
-        if any(fnmatch(name, pattern) for pattern in patterns) and not (directory / name).exists():
+        # Those of a folder are the codec's, below.
+        own = "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
+        if own and not (directory / name).exists():
             with (directory / name).open("wb") as file:
                 file.truncate(sizes[name] or 0)
     files = {name: RepoFile(name, size or 0, cached=False) for name, size in sizes.items()}
     plans = [choose(model.id, directory, files, _no_files if is_codec else own_files)]
-    # The codec is where its repository may be put: in a folder beside the model's files.
+    # The codec is where its repository may be put: in a folder beside the model's files. Some
+    # models' own repository has it there.
     for folder in {pattern.partition("/")[0] for pattern in patterns if "/" in pattern}:
-        plans += write_outline(family, published_codec(family), directory / folder, is_codec=True)
+        fetched = write_outline(family, published_codec(family), directory / folder, is_codec=True)
+        if not any(name.startswith(f"{folder}/") for name in sizes):
+            plans += fetched
     return plans
 
 

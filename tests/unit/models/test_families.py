@@ -78,6 +78,10 @@ ADDED = {
     },
     "whisper": {"mel_filters"},
     "text": {"chat_template"},
+    "qwen3_tts": {
+        f"speaker_encoder_config.{name}"
+        for name in ("enc_channels", "enc_attention_channels", "enc_se_channels")
+    },
 }
 
 

@@ -40,13 +40,13 @@ class WordTokenizer:
     Args:
         size: Of the vocabulary, without the added tokens.
         settings: The published ``tokenizer_config.json``; its added tokens are the last ids, in their order.
-        chat_template: A Jinja template.
+        chat_template: A Jinja template; None for a model without one.
 
     Raises:
         ValueError: ``size`` leaves no room for the roles' names, which must be one token each.
     """
 
-    def __init__(self, size: int, settings: Mapping[str, Any], chat_template: str) -> None:
+    def __init__(self, size: int, settings: Mapping[str, Any], chat_template: str | None) -> None:
         self._chat_template = chat_template
         self._published = settings
         added = settings.get("added_tokens_decoder", {})
@@ -70,7 +70,7 @@ class WordTokenizer:
         return self.special[token] if token in self.special else self.vocab[token]
 
     def write(self, directory: Path, *, versioned: bool = False) -> None:
-        """Writes ``vocab.json``, ``merges.txt``, ``tokenizer_config.json`` and ``chat_template.json``.
+        """Writes ``vocab.json``, ``merges.txt``, ``tokenizer_config.json`` and, with a template, its file.
 
         Args:
             versioned: True for a first line of ``merges.txt`` that names the format's version.
@@ -81,7 +81,8 @@ class WordTokenizer:
         write_json(directory / "vocab.json", self.vocab)
         added = {str(self.special[entry["content"]]): entry for entry in self._added}
         write_json(directory / "tokenizer_config.json", {**self._published, "added_tokens_decoder": added})
-        write_json(directory / "chat_template.json", {"chat_template": self._chat_template})
+        if self._chat_template is not None:
+            write_json(directory / "chat_template.json", {"chat_template": self._chat_template})
         # Of an earlier checkpoint in the same place.
         (directory / "tokenizer.json").unlink(missing_ok=True)
 
