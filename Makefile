@@ -70,7 +70,7 @@ PARITY_OF = $(if $(filter file,$(origin MODEL)),all,$(MODEL))
 SEEDS ?= 0
 ENGINE ?= omni
 .PHONY: parity
-parity: build ## a family's answers against its reference's, however it is asked (MODEL=qwen3_omni SEEDS=0,1,2 ENGINE=omni)
+parity: build $(if $(filter all qwen3_tts,$(PARITY_OF)),build/qwen-tts/.installed) ## a family's answers against its reference's, however it is asked (MODEL=qwen3_omni SEEDS=0,1,2 ENGINE=omni)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m parity $(PARITY_OF) --seeds $(SEEDS) --engines $(ENGINE) $(PARITY)
 
 .PHONY: test
@@ -114,6 +114,15 @@ $(DENY) $(FUZZ):
 build/audit/.installed build/deploy/.installed build/docs/.installed build/clients/.installed build/text-clients/.installed build/fuzz-http/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$*
 	$(BIN)/uv pip sync --python build/$*/bin/python --require-hashes requirements/$*.lock
+	touch $@
+
+# The reference of Qwen3-TTS, whose transformers is an older one: all that is not in its lock it has from $(VENV).
+REFERENCE := build/qwen-tts
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+$(REFERENCE)/.installed: requirements/qwen-tts.lock | build
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(REFERENCE)
+	$(BIN)/uv pip sync --python $(REFERENCE)/bin/python --require-hashes $<
+	$(BIN)/python $(SITE) > $$($(REFERENCE)/bin/python $(SITE))/project.pth
 	touch $@
 
 AUDIT_TOOLS := build/audit
@@ -162,7 +171,7 @@ test-python: build system-packages
 # Without them, eight thousand other tests would be collected, which takes half a minute.
 LONG_FILES = $(shell grep -rl --include='test_*.py' 'mark\.long' tests | sort)
 .PHONY: test-long
-test-long: build clients $(DOCS_TOOLS)/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
+test-long: build clients $(DOCS_TOOLS)/.installed build/qwen-tts/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long $(PARALLEL) $(LONG_FILES)
 
 .PHONY: clients
@@ -401,6 +410,7 @@ lock: $(BIN)/uv ## resolve requirements/*.in again
 	$(COMPILE) --upgrade requirements/clients.in -o requirements/clients.lock
 	$(COMPILE) --upgrade requirements/text-clients.in -o requirements/text-clients.lock
 	$(COMPILE) --upgrade requirements/fuzz-http.in -o requirements/fuzz-http.lock
+	$(COMPILE) --upgrade --no-deps requirements/qwen-tts.in -o requirements/qwen-tts.lock
 	$(MAKE) lock-demo
 
 # With the versions of dev.lock.
