@@ -156,9 +156,12 @@ class Code2WavScheduler(StreamScheduler):
         num_code_groups: Codes of a frame, for the warm-up; without it there is none.
         schedule_policy: Which request's codes are decoded next, as in ``StreamScheduler``.
         clock: The time in seconds.
+        context_of: Frames (n, groups) that a request's codes continue, such as those of the recording of a
+            voice, or None. They are decoded before the request's, and give no sound. It needs streams.
 
     Raises:
-        ValueError: A size is out of its range, or ``left_context_size`` is None but the model has no streams.
+        ValueError: A size is out of its range, or ``left_context_size`` is None but the model has no streams,
+            or there is a ``context_of`` although it has none.
     """
 
     def __init__(
@@ -176,6 +179,7 @@ class Code2WavScheduler(StreamScheduler):
         schedule_policy: SchedulePolicy = "fcfs",
         clock: Callable[[], float] = time.monotonic,
         right_context_size: int = 0,
+        context_of: Callable[[StagePayload], torch.Tensor | None] | None = None,
     ) -> None:
         if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:
             raise ValueError(
@@ -188,6 +192,8 @@ class Code2WavScheduler(StreamScheduler):
             )
         if right_context_size and left_context_size is None:
             raise ValueError("a right_context_size needs a left_context_size: streams are causal")
+        if context_of is not None and left_context_size is not None:
+            raise ValueError("a context_of needs streams: leave left_context_size None")
         self.model = model
         self.device = torch.device(device)
         self.chunking = Chunking(
@@ -196,6 +202,7 @@ class Code2WavScheduler(StreamScheduler):
         self.sample_rate = sample_rate
         self.codec_eos_token_id = codec_eos_token_id
         self.chunking_of = chunking_of
+        self.context_of = context_of
         self.max_batch_frames = max_batch_frames
         self.schedule_policy = schedule_policy
         self.clock = clock
@@ -211,6 +218,12 @@ class Code2WavScheduler(StreamScheduler):
             schedule_policy=schedule_policy,
             clock=clock,
         )
+
+    def piece_sizes(self, chunking: Chunking) -> list[int]:
+        """Frames of a stream's first piece, then those of the others, the shortest first."""
+        sizes = chunking.sizes
+        # After a context, the first chunk is not the stream's first piece.
+        return sizes if self.context_of is None else [sizes[0], *dict.fromkeys(sizes)]
 
     def open_stream(self, chunking: Chunking) -> VocoderStream:
         """Opens a request's waveform."""
@@ -276,6 +289,8 @@ class _Code2WavSession(StreamSession):
         # What the listener hears, if the pieces are cut for one.
         self._playback: Playback | None = None
         self._stream: VocoderStream | None = None
+        # True until the stream's first piece is made.
+        self._is_new = True
         # Frames to decode, (groups,) each, which may be another process's memory, and decoded ones, which
         # are not: (1, groups, frames) each.
         self._frames: list[torch.Tensor] = []
@@ -291,7 +306,13 @@ class _Code2WavSession(StreamSession):
         if vocoder.schedule_policy == "deadline" and _listens(payload) and chunking.left_context_size is None:
             self._playback = Playback(vocoder.clock())
         self._stream = vocoder.open_stream(chunking)
-        return iter(())
+        context = None if vocoder.context_of is None else vocoder.context_of(payload)
+        if context is None:
+            return
+        frames = list(_as_frames(context, on_host=True))
+        for size in _cut(len(frames), self._sizes):
+            yield self._piece(torch.stack(frames[:size], dim=1).unsqueeze(0))
+            del frames[:size]
 
     def feed(self, data: Any) -> Iterator[Any]:
         eos = self._vocoder.codec_eos_token_id
@@ -322,7 +343,8 @@ class _Code2WavSession(StreamSession):
             return
         # Only a causal decoder's sound does not depend on what follows.
         fills = self._vocoder.fills_last_pieces and self._chunking.left_context_size is None
-        recorded = self._sizes[1:] if self._decoded else self._sizes[:1]
+        sizes = self._vocoder.piece_sizes(self._chunking)
+        recorded = sizes[:1] if self._is_new else sizes[1:]
         size = next((size for size in recorded if size >= count), count) if fills else count
         yield from self._decode(count, num_filled=size - count)
 
@@ -337,28 +359,43 @@ class _Code2WavSession(StreamSession):
 
     def _decode(self, count: int, num_filled: int = 0) -> Iterator[_Piece | dict[str, Any]]:
         """Decodes the next ``count`` frames, and yields the samples that they complete."""
-        assert self._stream is not None, "begin comes first"
         window = self._frames[: count + self._chunking.right_context_size]
         codes = torch.stack(_in_one_place(window), dim=1).unsqueeze(0)
         codes = torch.nn.functional.pad(codes, (0, num_filled))
-        vocoder, num_frames = self._vocoder, codes.shape[-1]
-        together = self._chunking.left_context_size is None and isinstance(vocoder.model, BatchingVocoder)
-        # Pieces of equal length, all the first of their streams or none of them.
-        key = (num_frames, not self._decoded) if together else self
-        most = max(1, vocoder.max_batch_frames // num_frames)
-        piece = _Piece(key, most, self._stream, codes, num_frames - count - num_filled, num_filled)
+        piece = self._piece(codes, len(window) - count, num_filled)
         yield piece
         assert piece.samples is not None
         del self._frames[:count]
         self._decoded.append(codes[..., :count])
         if len(piece.samples):
+            vocoder = self._vocoder
             self._audio.append(piece.samples)
             if self._playback is not None:
                 self._playback.feed(vocoder.clock(), len(piece.samples) / vocoder.sample_rate)
             yield self._chunk(piece.samples)
 
+    def _piece(self, codes: torch.Tensor, num_ahead: int = 0, num_filled: int = 0) -> _Piece:
+        """The stream's next ``codes`` (1, groups, frames), to be decoded before another piece is made."""
+        assert self._stream is not None, "begin comes first"
+        vocoder, num_frames = self._vocoder, codes.shape[-1]
+        together = self._chunking.left_context_size is None and isinstance(vocoder.model, BatchingVocoder)
+        # Pieces of equal length, all the first of their streams or none of them.
+        key = (num_frames, self._is_new) if together else self
+        self._is_new = False
+        most = max(1, vocoder.max_batch_frames // num_frames)
+        return _Piece(key, most, self._stream, codes, num_ahead, num_filled)
+
     def _chunk(self, audio: NDArray[np.float32]) -> dict[str, Any]:
         return {"modality": "audio", "audio_data": audio, "sample_rate": self._vocoder.sample_rate}
+
+
+def _cut(count: int, sizes: Sequence[int]) -> Iterator[int]:
+    """Lengths of the pieces of a context of ``count`` frames, of ``sizes`` as far as they add up to it."""
+    size = min(sizes[0], count)
+    while size:
+        yield size
+        count -= size
+        size = max((size for size in sizes if size <= count), default=count)
 
 
 def _in_one_place(codes: list[torch.Tensor]) -> list[torch.Tensor]:

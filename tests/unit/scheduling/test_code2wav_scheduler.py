@@ -63,6 +63,7 @@ class BatchVocoder(CausalVocoder):
     def decode_batch(self, streams: Sequence[WindowStream], codes: torch.Tensor) -> torch.Tensor:
         if (codes >= len(self.embed)).any():
             raise IndexError("no such code")
+        assert len({stream._codes is None for stream in streams}) == 1, "new streams beside others"
         self.batches.append((len(streams), codes.shape[-1]))
         return torch.cat([stream.decode(row[None]) for stream, row in zip(streams, codes, strict=True)])
 
@@ -224,10 +225,21 @@ def test_shapes_that_codes_may_come_in(drive: Any, items: list[Any]) -> None:
 
 
 def results_of_all_at_once(
-    model: BatchVocoder, max_batch_frames: int, requests: dict[str, torch.Tensor], *, fills: bool = False
+    model: BatchVocoder,
+    max_batch_frames: int,
+    requests: dict[str, torch.Tensor],
+    *,
+    fills: bool = False,
+    contexts: dict[str, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
     """Results of requests that have all arrived before the first is decoded."""
-    scheduler = Code2WavScheduler(model, "cpu", left_context_size=None, max_batch_frames=max_batch_frames)
+    scheduler = Code2WavScheduler(
+        model,
+        "cpu",
+        left_context_size=None,
+        max_batch_frames=max_batch_frames,
+        context_of=None if contexts is None else lambda payload: contexts.get(payload.request_id),
+    )
     scheduler.fills_last_pieces = fills
     for name, codes in requests.items():
         payload = StagePayload(name, OmniRequest(None, {"stream": False}), None)
@@ -335,3 +347,70 @@ def test_sizes_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
 def test_streams_have_no_right_context() -> None:
     with pytest.raises(ValueError, match="needs a left_context_size"):
         Code2WavScheduler(BatchVocoder(), "cpu", left_context_size=None, right_context_size=1)
+
+
+def tail(model: CausalVocoder, context: torch.Tensor, codes: torch.Tensor) -> np.ndarray:
+    """Samples of ``codes`` after ``context``."""
+    wave = model(torch.cat((context, codes)).T.unsqueeze(0)).reshape(-1).numpy()
+    return wave[len(context) * UPSAMPLE :]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "deadline"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 14, 37])
+def test_speech_continues_its_context(drive: Any, count: int, policy: str) -> None:
+    context, codes = frames(count), frames(25)
+    driver = drive(
+        model=lambda lost_samples: BatchVocoder(),
+        left_context_size=None,
+        context_of=lambda payload: context,
+        schedule_policy=policy,
+    )
+    chunks, result = driver.run(list(codes))
+
+    # The first chunk is as early as without a context.
+    assert len(chunks[0]) == 2 * UPSAMPLE
+    np.testing.assert_array_equal(np.concatenate(chunks), result["audio_data"])
+    np.testing.assert_array_equal(result["codes"], codes)
+    np.testing.assert_allclose(result["audio_data"], tail(driver.model, context, codes), atol=1e-6)
+
+
+def test_requests_with_a_context_are_decoded_with_those_without() -> None:
+    model, requests = BatchVocoder(), {"a": frames(6), "b": frames(5)[:4], "c": frames(7)[:6]}
+    contexts = {"a": frames(8)[:6], "c": frames(9)[:6]}
+
+    results = results_of_all_at_once(model, 16, requests, contexts=contexts)
+
+    # First pieces of all streams, the rest of the contexts, and what sounds after them, with the end of b.
+    assert model.batches == [(3, 2), (2, 4), (3, 2), (2, 4)]
+    for name, codes in requests.items():
+        expected = tail(model, contexts.get(name, codes[:0]), codes)
+        np.testing.assert_allclose(results[name].data["audio_data"], expected, atol=1e-6)
+
+
+def test_a_context_and_what_follows_it_have_recorded_lengths() -> None:
+    """As on a GPU."""
+    model = BatchVocoder()
+    # Two of each length, as single pieces are in no batch.
+    requests = {f"{count} {twin}": frames(count) for count in (1, 2, 3, 14, 19) for twin in range(2)}
+    contexts = {name: frames(50)[: 2 * len(codes)] for name, codes in requests.items()}
+
+    results = results_of_all_at_once(model, 64, requests, fills=True, contexts=contexts)
+
+    assert {length for _, length in model.batches} == {2, 4, 8, 10}
+    for name, codes in requests.items():
+        np.testing.assert_array_equal(results[name].data["codes"], codes.numpy())
+        expected = tail(model, contexts[name], codes)
+        np.testing.assert_allclose(results[name].data["audio_data"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("first", "size", "sizes"), [(2, 10, [2, 2, 4, 8, 10]), (5, 5, [5, 5])])
+def test_a_first_chunk_may_be_a_further_piece(first: int, size: int, sizes: list[int]) -> None:
+    scheduler = Code2WavScheduler(
+        BatchVocoder(), "cpu", size, None, first_chunk_size=first, context_of=lambda payload: None
+    )
+    assert scheduler.piece_sizes(scheduler.chunking) == sizes
+
+
+def test_only_streams_have_a_context() -> None:
+    with pytest.raises(ValueError, match="needs streams"):
+        Code2WavScheduler(CausalVocoder(0), "cpu", context_of=lambda payload: None)
