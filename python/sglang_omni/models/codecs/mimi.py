@@ -24,6 +24,9 @@ from sglang_omni.models.codecs.mimi_weights import MimiLayer, MimiWeights
 from sglang_omni.models.codecs.streamed import StreamedDecoder, StreamMemory
 from sglang_omni.models.codecs.window_transformer import window_mask
 
+# What makes sound of codes in transformers' module.
+_DECODER = ("decoder.", "decoder_transformer.", "upsample.")
+
 
 class StreamedMimi(StreamedDecoder):
     """From codes (n, groups, frames) int64 to samples (n, 1, frames * total_upsample).
@@ -176,13 +179,22 @@ class MimiEncoder:
     def load(
         cls, path: str | Path, prefix: str, fields: Mapping[str, Any], dtype: torch.dtype, device: str
     ) -> MimiEncoder:
-        """Arguments and errors as for ``StreamedMimi.load``."""
+        """Arguments and errors as for ``StreamedMimi.load``. Tensors of a decoder need not be there."""
         from transformers import MimiModel
 
+        class EncoderHalf(MimiModel):
+            """Without what makes sound of codes, which some checkpoints do not have."""
+
+            def __init__(self, config: Any) -> None:
+                super().__init__(config)
+                self.upsample = self.decoder_transformer = self.decoder = None
+
         weights = Checkpoint(path, None, prefix)
-        tensors = {name.removeprefix(prefix): weights.take_stored(name) for name in weights.unread}
+        decoder = tuple(prefix + part for part in _DECODER)
+        names = [name for name in weights.unread if not name.startswith(decoder)]
+        tensors = {name.removeprefix(prefix): weights.take_stored(name) for name in names}
         # transformers knows under which names its own class of this version has them.
-        module, report = MimiModel.from_pretrained(
+        module, report = EncoderHalf.from_pretrained(
             None, config=_config(fields), state_dict=tensors, dtype=dtype, output_loading_info=True
         )
         wrong = sorted(
