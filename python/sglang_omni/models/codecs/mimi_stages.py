@@ -66,24 +66,20 @@ def create_code2wav(
         args: Of the codec.
     """
     from sglang_omni.models.codecs.mimi import StreamedMimi
-    from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
+    from sglang_omni.models.codecs.speech_codec import speech_scheduler
 
     fields = _fields(model_path)
     with loading_codec(model_path, **args) as (dtype, device):
         codec = StreamedMimi.load(model_path, PREFIX, fields, dtype, device)
-    scheduler = Code2WavScheduler(
+    return speech_scheduler(
         codec,
         device,
-        stream_chunk_size=chunk_size,
-        left_context_size=None,
-        sample_rate=codec.sample_rate,
+        chunk_size=chunk_size,
         first_chunk_size=first_chunk_size,
         max_batch_frames=max_batch_frames,
-        num_code_groups=codec.num_groups,
+        cuda_graph=cuda_graph,
         schedule_policy=schedule_policy,
     )
-    codec.record_graphs(scheduler.chunking.sizes, max_batch_frames, cuda_graph=cuda_graph)
-    return scheduler
 
 
 def _fields(model_path: str) -> dict[str, Any]:
