@@ -26,6 +26,15 @@ def window_mask(positions: Tensor, steps: Tensor, before: int) -> Tensor:
     return (key >= query) & (key <= query + before) & (key >= before - positions).unsqueeze(1)
 
 
+def as_neighbours(weight: Tensor, head_dim: int) -> Tensor:
+    """A projection (heads * head_dim, hidden) to queries or keys, of a model whose rotary positions turn each
+    channel of a head's first half with one of the second, for a ``WindowTransformer``.
+
+    Both channels become neighbours. If queries and keys are ordered alike, their products stay the same.
+    """
+    return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+
 class WindowLayer(NamedTuple):
     """A layer's weights; those of its two norms, and its scales, (hidden,)."""
 

@@ -1,0 +1,1 @@
+"""The parts of Qwen3-TTS, and the settings of its checkpoint."""
