@@ -1,4 +1,7 @@
-"""The reference stage: the recording of a voice to its codes, those of several requests at once."""
+"""The reference stage: the recording of a voice to its codes, those of several requests at once.
+
+Of some models, it is a vector of the voice too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def reference_scheduler(
 ) -> OmniScheduler[EncoderRequest]:
     """
     Args:
-        encoder: Of ``VoiceRecording``s to codes.
+        encoder: Of ``VoiceRecording``s to codes, and of some models to ``SpeechParts["speaker"]`` too.
         cache_bytes: Size of the cache of codes for repeated recordings; 0 for none.
         max_batch_cost: Limit of the costs of a batch's recordings.
         warm_up_samples: Length of the warm-up's recording.
@@ -29,8 +32,10 @@ def reference_scheduler(
 
     def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
         data: SpeechParts = payload.data
-        ((codes,),) = request.outputs
+        ((codes, *voice),) = request.outputs
         parts = SpeechParts(**{**data, "reference_codes": codes})
+        if voice:
+            (parts["speaker"],) = voice
         del parts["recording"]
         return StagePayload(payload.request_id, payload.request, parts)
 

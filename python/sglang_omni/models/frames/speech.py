@@ -21,6 +21,7 @@ class SpeechParts(TypedDict):
         reference: Token ids of what is said in the recording of a voice.
         recording: The recording.
         reference_codes: (frames, groups) int64, what the reference stage makes of it.
+        speaker: (n,) float32, the voice itself, of models that read it as a vector.
     """
 
     parts: list[list[int]]
@@ -28,6 +29,7 @@ class SpeechParts(TypedDict):
     reference: NotRequired[list[int]]
     recording: NotRequired[VoiceRecording]
     reference_codes: NotRequired[Tensor]
+    speaker: NotRequired[Tensor]
 
 
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:

@@ -16,7 +16,6 @@ from sglang_omni.models.recordings.recording import SAMPLE_RATE
 # Below the loudest, all is equally quiet: 80 dB, in tenths of the logarithm.
 _RANGE = 8.0
 _LEAST_POWER = 1e-10
-_HIGHEST_HZ = 8000.0
 
 
 def in_relation(frames: Tensor, loudest: float) -> Tensor:
@@ -77,10 +76,10 @@ class MelFilters:
         return in_relation(frames, float(frames.max()))
 
 
-def slaney_bands(num_bins: int, fft: int) -> np.ndarray:
-    """Triangles on Slaney's scale from 0 to 8 kHz, each of area 1: (num_bins, fft // 2 + 1)."""
-    edges = _hertz(np.linspace(0.0, _mel(_HIGHEST_HZ), num_bins + 2))
-    bins = np.linspace(0.0, SAMPLE_RATE / 2, fft // 2 + 1)
+def slaney_bands(num_bins: int, fft: int, rate: int = SAMPLE_RATE) -> np.ndarray:
+    """Triangles on Slaney's scale from 0 Hz to half of ``rate``, each of area 1: (num_bins, fft // 2 + 1)."""
+    edges = _hertz(np.linspace(0.0, _mel(rate / 2), num_bins + 2))
+    bins = np.linspace(0.0, rate / 2, fft // 2 + 1)
     slopes = edges[:, None] - bins[None]
     widths = np.diff(edges)
     rising, falling = -slopes[:-2] / widths[:-1, None], slopes[2:] / widths[1:, None]
