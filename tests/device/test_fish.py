@@ -29,7 +29,7 @@ from sglang_omni.models.fish_s2_pro.components import checkpoint as checkpoint_m
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint, Heads
 from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
 from sglang_omni.models.frames import strategy as frame_strategy
-from sglang_omni.models.frames.state import FrameState
+from sglang_omni.models.frames.state import FramePrompt, FrameState
 
 GROUPS, START = 10, 1100
 WIDTHS = {"dim": 2560, "head_dim": 128, "intermediate_size": 9728, "n_head": 32, "n_local_heads": 8}
@@ -92,7 +92,8 @@ def speak(engine: OmniEngine, temperature: float) -> list[FrameState]:
     for number in range(2):
         frames = {place: torch.zeros(GROUPS, dtype=torch.long) for place in range(3, 3 + 4 * number)}
         sampling = RequestSampling(temperature=temperature, top_k=30, top_p=0.8, max_new_tokens=50)
-        states.append(FrameState([frames.get(place, 7) for place in range(20)], sampling))
+        prompt = FramePrompt([frames.get(place, 7) for place in range(20)])
+        states.append(FrameState(prompt, sampling))
         request = EngineRequest(str(number), [7] * 20, sampling, state=states[-1], cacheable=False)
         states[-1].generator = request.generator
         engine.add(request)

@@ -22,7 +22,7 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.components.dual_ar import dual_ar_decoder, dual_ar_strategy
 from sglang_omni.models.frames import strategy as frame_strategy
-from sglang_omni.models.frames.state import FrameState
+from sglang_omni.models.frames.state import FramePrompt, FrameState
 
 MAX_NEW_TOKENS = 14
 # Kind of engine, device, and seed of the weights. SGLang computes float32 on CPUs alone.
@@ -64,7 +64,7 @@ class Case(NamedTuple):
         sampling = sampling or RequestSampling(temperature=0.0, max_new_tokens=MAX_NEW_TOKENS)
         voice = {place: torch.tensor(frame) for place, frame in speech.prompt_frames.items()}
         rows = [voice.get(place, token) for place, token in enumerate(speech.prompt)]
-        state = FrameState(rows, sampling)
+        state = FrameState(FramePrompt(rows), sampling)
         request = EngineRequest(str(index), speech.prompt, sampling, state=state, cacheable=False)
         state.generator = request.generator
         return request

@@ -58,7 +58,8 @@ class HiggsCase:
     def request(self, index: int, **params: Any) -> EngineRequest:
         params = {"temperature": 0.0, "max_new_tokens": ROWS, **params}
         parts = SpeechParts(
-            parts=[self.turns.turn("default", TEXTS[index], go_on)], opening=self.turns.opening({}, go_on)
+            parts=[self.turns.turn("default", TEXTS[index], go_on)],
+            opening=self.turns.opening("default", {}, go_on).text,
         )
         if index % 3 == 1:
             parts["reference"] = self.turns.turn("default", HEARD.text, go_on)

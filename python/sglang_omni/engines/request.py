@@ -77,6 +77,8 @@ class EngineRequest(BaseRequest):
         grammar: What the output must match, if ``sampling`` names a grammar; it takes each output token.
         repetition: If set, how tokens that repeat recent ones are drawn again.
         ends: Returns True, after a token, if the sequence ends with it; for models whose end no token marks.
+        min_new_tokens: Until there are so many, none of ``late_token_ids`` is chosen.
+        late_token_ids: Those that end a sequence.
         demands: What the sampler does for this request alone; None for most requests.
         prompt_scores: Set if the prompt's log-probabilities are wanted.
         cached_tokens: Prompt tokens found in the cache when the request first ran.
@@ -97,6 +99,8 @@ class EngineRequest(BaseRequest):
     grammar: GrammarState | None = None
     repetition: RepetitionRule | None = None
     ends: Callable[[], bool] | None = None
+    min_new_tokens: int = 0
+    late_token_ids: tuple[int, ...] = ()
 
     status: RequestStatus = RequestStatus.WAITING
     cached_tokens: int = 0
@@ -162,6 +166,7 @@ class EngineRequest(BaseRequest):
             or self.demands is not None
             or self.repetition is not None
             or self.ends is not None
+            or len(self.output_token_ids) < self.min_new_tokens
             or (self.prompt_scores is not None and not self.prompt_scores.complete)
         )
 
@@ -171,12 +176,15 @@ class EngineRequest(BaseRequest):
         if params.has_penalties and self.history is None:
             prompt = self.prompt_token_ids if self.cacheable or self.penalizes_prompt else ()
             self.history = TokenHistory(vocab_size, prompt, self.output_token_ids)
-        if self.demands is not None:
+        demands = self.demands
+        if demands is not None:
             # A step that failed after its choice is computed again.
-            del self.demands.scores[len(self.output_token_ids) :]
+            del demands.scores[len(self.output_token_ids) :]
+        if len(self.output_token_ids) < self.min_new_tokens:
+            demands = (demands or TokenDemands()).without(self.late_token_ids)
         if params.temperature == 0.0:
-            return SamplingRow(params, 0.0, self.history, self.demands)
-        row = SamplingRow(params, self.generator.random(), self.history, self.demands)
+            return SamplingRow(params, 0.0, self.history, demands)
+        row = SamplingRow(params, self.generator.random(), self.history, demands)
         if self.repetition is None:
             return row
         # The number is drawn whether or not it is used: those after it depend on no token.

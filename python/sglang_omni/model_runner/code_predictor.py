@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
+from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.host_copies import to_host
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.norm import PlainNorm
@@ -40,6 +41,12 @@ class PredictorConfig(NamedTuple):
     num_code_groups: int
     qk_norm: bool
     rope_scaling: Mapping[str, Any] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, decoder: DecoderConfig, num_code_groups: int) -> Self:
+        """Of a decoder's settings, those that a decoder of a frame has."""
+        own = {name: getattr(decoder, name) for name in cls._fields if hasattr(decoder, name)}
+        return cls(num_code_groups=num_code_groups, **own)
 
 
 class PredictorLayer(NamedTuple):

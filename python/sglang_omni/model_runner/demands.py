@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ class TokenDemands:
     mask: TokenMask | None = None
     num_top: int | None = None
     scores: list[TokenScore] = field(default_factory=list)
+
+    def without(self, tokens: Sequence[int]) -> Self:
+        """The same, with the same scores, and none of these tokens."""
+        return replace(self, logit_bias=(*self.logit_bias, *((token, float("-inf")) for token in tokens)))
 
 
 def add_biases(logits: Tensor, demands: Sequence[tuple[int, TokenDemands]]) -> None:

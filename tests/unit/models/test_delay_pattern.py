@@ -11,7 +11,7 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.frames.delay import DelayedRows, DelayPattern, Repetition
 from sglang_omni.models.frames.delayed import DelayedStrategy
-from sglang_omni.models.frames.state import FrameState
+from sglang_omni.models.frames.state import FramePrompt, FrameState
 
 B, E = 8, 9
 PATTERN = DelayPattern(3, begin=B, end=E)
@@ -88,7 +88,7 @@ class _Likes:
 def test_only_what_is_drawn_is_drawn_again() -> None:
     pattern = PATTERN._replace(repetition=Repetition(window=4, most=1))
     strategy = DelayedStrategy(_Likes(6))  # type: ignore[arg-type]
-    states = [FrameState([], RequestSampling(temperature=each), pattern) for each in (1.0, 0.0)]
+    states = [FrameState(FramePrompt([]), RequestSampling(temperature=each), pattern) for each in (1.0, 0.0)]
     outbox = SimpleNamespace(put=lambda span, frame: span.state.frames.append(frame))
     spans = [SequenceSpan(state, 0, 1, index, True) for index, state in enumerate(states)]
     for state in states:

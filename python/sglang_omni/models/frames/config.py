@@ -29,6 +29,7 @@ def speech_stages(
     codec: str = MIMI_STAGES,
     names: tuple[str, str, str] = ("reference", "speak", "code2wav"),
     routing: str = _SPEECH,
+    continues: bool = False,
 ) -> list[StageConfig]:
     """A process for the decoders, one for the codec's halves, and one for the stage that computes little.
 
@@ -37,8 +38,13 @@ def speech_stages(
         codec: The module with its codec's ``create_reference`` and ``create_code2wav``.
         names: Of these stages, in the family's words, and of their factories after ``create_``.
         routing: The module with ``after_preprocess`` and ``to_code2wav``.
+        continues: True if the codec decodes a recording's codes before the speech, which goes on after them.
     """
     reference, speak, code2wav = names
+    to_code2wav = {code2wav: f"{routing}.to_{code2wav}"}
+    after_reference: dict[str, Any] = {"next": speak}
+    if continues:
+        after_reference = {"next": [speak, code2wav], "project_payload": to_code2wav}
     return [
         StageConfig(
             name="preprocess",
@@ -46,9 +52,11 @@ def speech_stages(
             process="io",
             next=list(names),
             route_fn=f"{routing}.after_preprocess",
-            project_payload={code2wav: f"{routing}.to_{code2wav}"},
+            project_payload=to_code2wav,
         ),
-        StageConfig(name=reference, factory=f"{codec}.create_{reference}", process="codec", next=speak),
+        StageConfig(
+            name=reference, factory=f"{codec}.create_{reference}", process="codec", **after_reference
+        ),
         StageConfig(
             name=speak,
             factory=f"{factories}.create_{speak}",
@@ -102,9 +110,15 @@ class SpeechPipelineConfig(PipelineConfig):
 class FramesPipelineConfig(SpeechPipelineConfig):
     """Text in, speech out. ``model_path`` is a checkpoint in the layout of transformers' classes."""
 
-    voices: ClassVar[tuple[str, ...]]
-    # Who says what the first voice is.
-    voice_source: ClassVar[str]
+    @property
+    @abstractmethod
+    def voices(self) -> tuple[str, ...]:
+        """The names of its voices, the default first."""
+
+    @property
+    @abstractmethod
+    def voice_source(self) -> str:
+        """Who says what the first voice is."""
 
     @abstractmethod
     def speech_decoder(self) -> DecoderConfig:

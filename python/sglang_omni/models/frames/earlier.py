@@ -78,3 +78,15 @@ class FirstAndLast:
         while sum(len(turn.frames) for turn in chosen) > self._most_frames:
             chosen.pop()
         return chosen
+
+
+class NothingEarlier:
+    """For models that keep a voice without it."""
+
+    def keep(self, kept: Sequence[SpokenTurn], turn: SpokenTurn) -> Sequence[SpokenTurn]:
+        return kept
+
+    def heard(
+        self, kept: Sequence[SpokenTurn], *, has_voice: bool, positions: Callable[[Sequence[SpokenTurn]], int]
+    ) -> Sequence[SpokenTurn]:
+        return kept

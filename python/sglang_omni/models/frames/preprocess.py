@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from sglang_omni.models.codecs.mimi import VoiceRecording
-from sglang_omni.models.frames.speech import SpeechParts
+from sglang_omni.models.frames.speech import PromptOpening, SpeechParts
 from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
 from sglang_omni.preprocessing.media import media_bytes
@@ -87,8 +87,11 @@ class SpokenModel(Protocol):
     Attributes:
         context_length: The most tokens and frames of a prompt and its speech.
         sample_rate, frame_samples: Of its codec: Hz, and samples of a frame.
-        voices: The names that ``voice`` may have; the first is the default.
+        voices: The names that ``voice`` may have, in any case; here in lower case, the default first.
         turn_positions: Positions of a turn of a recording, beside its text's tokens and its frames.
+        least_samples: Of a recording.
+        needs_recording: True if it has no voice of its own.
+        needs_reference_text: True if a recording must come with what it says.
     """
 
     context_length: int
@@ -96,9 +99,16 @@ class SpokenModel(Protocol):
     frame_samples: int
     voices: Sequence[str]
     turn_positions: int
+    least_samples: int
+    needs_recording: bool
+    needs_reference_text: bool
 
-    def opening(self, params: Mapping[str, Any], check: Check) -> list[int]:
-        """Token ids before all turns, by the request's parameters."""
+    def opening(self, voice: str, params: Mapping[str, Any], check: Check) -> PromptOpening:
+        """What comes before all turns, by the request's voice and parameters.
+
+        Raises:
+            RequestError: A parameter cannot have its value.
+        """
         ...
 
     def turn(self, voice: str, text: str, check: Check) -> list[int]:
@@ -125,7 +135,7 @@ class SpeechPreprocessor:
         model, limits, check = self._model, self._limits, until_aborted(aborted)
         speech = SpeechRequest.of(payload)
         limits.check_length(speech.text)
-        voice = model.voices[0] if speech.voice is None else speech.voice
+        voice = model.voices[0] if speech.voice is None else speech.voice.lower()
         if voice not in model.voices:
             problem = f"unknown voice {voice!r}: this model's are {', '.join(model.voices)}"
             raise RequestError(problem, param="voice", code="unsupported_value")
@@ -133,15 +143,20 @@ class SpeechPreprocessor:
         parts = [model.turn(voice, text, check) for text in texts]
         if not parts:
             raise RequestError("input holds nothing to speak", param="input", code="invalid_value")
-        data = SpeechParts(parts=parts, opening=model.opening(speech.params, check))
-        length = len(data["opening"]) + max(map(len, parts))
+        opening = model.opening(voice, speech.params, check)
+        data = SpeechParts(parts=parts, opening=opening.text)
+        if opening.tags:
+            data["tags"] = list(opening.tags)
+        length = len(opening.text) + len(opening.tags) + max(map(len, parts))
         params = {name: value for name, value in speech.params.items() if name != "ref_audio"}
-        if (reference := _reference(speech.params)) is not None:
+        if (reference := _reference(speech.params, model)) is not None:
             sound, said = reference
-            data["reference"] = model.turn(voice, said, check)
             recording = data["recording"] = limits.recording(sound, model.sample_rate, check)
-            frames = -(-len(recording["samples"]) // model.frame_samples)
-            length += len(data["reference"]) + frames + model.turn_positions
+            _check_recording(recording, model)
+            length += model.turn_positions
+            if said is not None:
+                data["reference"] = model.turn(voice, said, check)
+                length += len(data["reference"]) - (-len(recording["samples"]) // model.frame_samples)
         if length >= model.context_length:
             problem = f"text and recording take {length} of the model's {model.context_length} positions"
             param = "ref_audio" if "recording" in data else "input"
@@ -152,13 +167,27 @@ class SpeechPreprocessor:
         return StagePayload(payload.request_id, request, data)
 
 
-def _reference(params: Mapping[str, Any]) -> tuple[str | bytes, str] | None:
-    """The recording of a voice, and what it says; None without one."""
+def _reference(params: Mapping[str, Any], model: SpokenModel) -> tuple[str | bytes, str | None] | None:
+    """The recording of a voice, and what it says if that is given; None without one."""
     sound, said = params.get("ref_audio"), params.get("ref_text")
-    if sound is None and said is None:
+    said = said if isinstance(said, str) and said.strip() else None
+    if sound is None and said is None and not model.needs_recording:
         return None
-    if sound is None or not isinstance(said, str) or not said.strip():
+    if sound is None or (said is None and model.needs_reference_text):
         missing = "ref_audio" if sound is None else "ref_text"
         problem = f"{missing} is missing: a voice is its recording, ref_audio, with what it says, ref_text"
+        if model.needs_recording:
+            problem = f"{missing} is missing: this model speaks in the voice of a recording that comes along"
         raise RequestError(problem, param=missing, code="missing_required_parameter")
     return sound, said
+
+
+def _check_recording(recording: VoiceRecording, model: SpokenModel) -> None:
+    length, least = len(recording["samples"]), model.least_samples
+    if length < least:
+        seconds, needed = length / model.sample_rate, least / model.sample_rate
+        raise RequestError(
+            f"ref_audio is {seconds:.3f} s long; the model needs {needed:.3f} s of a voice",
+            param="ref_audio",
+            code="invalid_value",
+        )

@@ -6,9 +6,9 @@ stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -18,14 +18,11 @@ from sglang_omni.model_runner.sampling import RepetitionRule
 from sglang_omni.models.frames.delay import DelayPattern
 from sglang_omni.models.frames.earlier import EarlierSpeech, SpokenTurn
 from sglang_omni.models.frames.speech import SpeechParts
-from sglang_omni.models.frames.state import FrameState
+from sglang_omni.models.frames.state import FramePrompt, FrameState
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.proto.tasks import TokenUsage
 from sglang_omni.scheduling.messages import OutgoingMessage
-
-# Makes a prompt, a token or frame for each place, of what was said before and a text to speak.
-Compose = Callable[[Sequence[SpokenTurn], list[int]], list[int | Tensor]]
 
 
 @dataclass
@@ -34,8 +31,10 @@ class Speech:
 
     Attributes:
         opening: Token ids before all else in each prompt.
+        tags: Codec tokens that say language and voice, of models that read these as such.
         waiting: Parts that are not begun yet, the one being spoken first.
         voice: The recording of a voice, if there is one.
+        speaker: (hidden size,), the voice itself, of models that read it as a vector.
         residual: Sampling of a frame's codes after the first.
         tokens_left: That the rest of the text may take; None if each part has the limit for itself.
         kept: Earlier parts that the next may hear.
@@ -44,13 +43,27 @@ class Speech:
     """
 
     opening: list[int]
+    tags: list[int]
     waiting: list[list[int]]
     voice: list[SpokenTurn]
+    speaker: Tensor | None
     residual: RequestSampling
     tokens_left: int | None
     kept: Sequence[SpokenTurn] = ()
     cut: bool = False
     usage: tuple[int, int] = (0, 0)
+
+
+class Compose(Protocol):
+    """Makes prompts."""
+
+    def __call__(self, speech: Speech, turns: Sequence[SpokenTurn], text: list[int]) -> FramePrompt:
+        """
+        Args:
+            turns: What was said before, in order: the recording of the voice, and earlier parts.
+            text: Token ids of the part to speak.
+        """
+        ...
 
 
 class _Part(FrameState):
@@ -59,7 +72,7 @@ class _Part(FrameState):
         speech: That it is a part of.
     """
 
-    def __init__(self, prompt: Sequence[int | Tensor], speech: Speech, pattern: DelayPattern | None) -> None:
+    def __init__(self, prompt: FramePrompt, speech: Speech, pattern: DelayPattern | None) -> None:
         super().__init__(prompt, speech.residual, pattern)
         self.speech = speech
 
@@ -78,6 +91,8 @@ class FrameSpeaker:
         pattern: The delay pattern of the decoder's rows, if they have one.
         filters_first: How codes are drawn, as of ``RequestSampling``.
         repetition: How codes that repeat recent ones are drawn again.
+        min_frames: Before so many, ``end_token`` is not chosen.
+        end_token: The token that ends a part.
         part_tokens: The most tokens of a part, if the request has no limit, which is then of the whole text.
             None: the request's limit, or the default, is of each part.
     """
@@ -93,6 +108,8 @@ class FrameSpeaker:
         pattern: DelayPattern | None = None,
         filters_first: bool = False,
         repetition: RepetitionRule | None = None,
+        min_frames: int = 0,
+        end_token: int | None = None,
         part_tokens: int | None = None,
     ) -> None:
         self._stage = stage
@@ -103,6 +120,8 @@ class FrameSpeaker:
         self._pattern = pattern
         self._filters_first = filters_first
         self._repetition = repetition
+        self._min_frames = min_frames
+        self._late = () if end_token is None else (end_token,)
         self._part_tokens = part_tokens
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
@@ -119,13 +138,15 @@ class FrameSpeaker:
         }
         sampling = RequestSampling.from_params({**self._defaults, **given})
         speech = Speech(
-            data["opening"],
-            list(data["parts"]),
-            [SpokenTurn(data["reference"], data["reference_codes"], is_voice=True)]
-            if "reference_codes" in data
+            opening=data["opening"],
+            tags=data.get("tags", []),
+            waiting=list(data["parts"]),
+            voice=[SpokenTurn(data["reference"], data["reference_codes"], is_voice=True)]
+            if "reference" in data
             else [],
-            RequestSampling.from_params({**self._residual_defaults, **given}),
-            None if self._part_tokens is None else sampling.max_new_tokens,
+            speaker=data.get("speaker"),
+            residual=RequestSampling.from_params({**self._residual_defaults, **given}),
+            tokens_left=None if self._part_tokens is None else sampling.max_new_tokens,
         )
         return self._part(payload, speech, replace(sampling, filters_first=self._filters_first))
 
@@ -154,25 +175,27 @@ class FrameSpeaker:
             limit = self._part_tokens if speech.tokens_left is None else speech.tokens_left
             sampling = replace(sampling, max_new_tokens=limit)
 
-        def prompt(earlier: Sequence[SpokenTurn]) -> list[int | Tensor]:
-            return [*speech.opening, *self._compose([*speech.voice, *earlier], text)]
+        def prompt(earlier: Sequence[SpokenTurn]) -> FramePrompt:
+            return self._compose(speech, [*speech.voice, *earlier], text)
 
         heard = self._earlier.heard(
             speech.kept,
             has_voice=bool(speech.voice),
-            positions=lambda earlier: len(prompt(earlier)) + (sampling.max_new_tokens or 1),
+            positions=lambda earlier: len(prompt(earlier).rows) + (sampling.max_new_tokens or 1),
         )
-        rows = prompt(heard)
-        state = _Part(rows, speech, self._pattern)
+        composed = prompt(heard)
+        state = _Part(composed, speech, self._pattern)
         # Keys and values depend on all codes of a frame, which no token holds.
         request = EngineRequest(
             payload.request_id,
-            [0] * len(rows),
+            [0] * len(composed.rows),
             sampling,
             state=state,
             cacheable=False,
             ends=state.ends,
             repetition=self._repetition,
+            min_new_tokens=self._min_frames,
+            late_token_ids=self._late,
         )
         state.generator = request.generator
         return request

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
 from sglang_omni.proto import StagePayload
 
@@ -12,13 +13,21 @@ if TYPE_CHECKING:
     from sglang_omni.models.codecs.mimi import VoiceRecording
 
 
+class PromptOpening(NamedTuple):
+    """What is before all else in a prompt: token ids, and codec tokens that say language and voice."""
+
+    text: list[int]
+    tags: Sequence[int] = ()
+
+
 class SpeechParts(TypedDict):
     """preprocess -> reference -> speak; without a reference, preprocess -> speak.
 
     Attributes:
         parts: Token ids of the texts that are spoken one after another.
         opening: Token ids before all else in the prompt of each.
-        reference: Token ids of what is said in the recording of a voice.
+        tags: Codec tokens that say language and voice, of models that read these as such.
+        reference: Token ids of what is said in the recording of a voice; left out if nobody says it.
         recording: The recording.
         reference_codes: (frames, groups) int64, what the reference stage makes of it.
         speaker: (n,) float32, the voice itself, of models that read it as a vector.
@@ -26,6 +35,7 @@ class SpeechParts(TypedDict):
 
     parts: list[list[int]]
     opening: list[int]
+    tags: NotRequired[list[int]]
     reference: NotRequired[list[int]]
     recording: NotRequired[VoiceRecording]
     reference_codes: NotRequired[Tensor]

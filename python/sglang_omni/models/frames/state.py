@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,11 +14,25 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.frames.delay import DelayedRows, DelayPattern
 
 
+class FramePrompt(NamedTuple):
+    """
+    Attributes:
+        rows: A text token or a frame, (G,) int64 codes, for each place. Of models that read text while they
+            speak, (P, 1 + G): a text token and codes, each negative if there is none.
+        beside: Text tokens beside the frames spoken, of such models. The last stands beside all that follow.
+        speaker: (hidden size,) float32, the voice itself, of models that read it as a vector.
+    """
+
+    rows: Sequence[int | Tensor] | Tensor
+    beside: Sequence[int] = ()
+    speaker: Tensor | None = None
+
+
 class FrameState(FrameOutputs):
     """Of which ``frames`` are (G,) int64 codes each.
 
     Args:
-        prompt: A text token or a frame, (G,) int64 codes, for each place of the prompt.
+        prompt: What is read before the speech, and beside it.
         sampling: Of the codes after a frame's first.
         pattern: Of prompt and speech, whose frames are then its rows.
 
@@ -29,7 +44,7 @@ class FrameState(FrameOutputs):
 
     def __init__(
         self,
-        prompt: Sequence[int | Tensor],
+        prompt: FramePrompt,
         sampling: RequestSampling,
         pattern: DelayPattern | None = None,
     ) -> None:
@@ -37,20 +52,25 @@ class FrameState(FrameOutputs):
         self.sampling = sampling
         self.delay: DelayedRows | None = None
         if pattern is not None:
-            self.delay = DelayedRows(pattern, [row for row in prompt if isinstance(row, Tensor)])
+            self.delay = DelayedRows(pattern, [row for row in prompt.rows if isinstance(row, Tensor)])
         self.generator: random.Random | None = None
         self.is_over = False
         # Of a pattern's frames.
         self._num_taken = 0
-        self._prompt = prompt
+        self.prompt = prompt
 
     def is_ready(self, num_tokens: int) -> bool:
         return True
 
     def row(self, place: int) -> int | Tensor:
         """The text token or the frame at index ``place`` of the sequence."""
-        spoken = place - len(self._prompt)
-        return self.frames[spoken] if spoken >= 0 else self._prompt[place]
+        spoken = place - len(self.prompt.rows)
+        return self.frames[spoken] if spoken >= 0 else self.prompt.rows[place]
+
+    def beside(self, index: int) -> int:
+        """The text token beside the frame spoken at ``index``."""
+        tokens = self.prompt.beside
+        return tokens[min(index, len(tokens) - 1)]
 
     def is_audio(self, place: int) -> bool:
         """True if ``row(place)`` is a frame."""

@@ -15,7 +15,7 @@ from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.frames.draws import draw_codes, draw_row
-from sglang_omni.models.frames.state import FrameState
+from sglang_omni.models.frames.state import FramePrompt, FrameState
 
 
 class FrameDecoder(Protocol):
@@ -84,7 +84,7 @@ class FrameStrategy:
         with torch.inference_mode(False), torch.no_grad():
             hidden = torch.zeros(count, decoder.hidden_size, dtype=decoder.dtype, device=self._device)
             for step, temperature in ((self._likeliest, 0.0), (self._drawn, 1.0)):
-                state = FrameState([], RequestSampling(temperature=temperature))
+                state = FrameState(FramePrompt([]), RequestSampling(temperature=temperature))
                 given = self._given([0] * count, [state] * count).to(self._device)
                 if not step.record(recorder, (hidden, given)):
                     return

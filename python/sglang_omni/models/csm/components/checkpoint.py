@@ -59,10 +59,7 @@ class CsmCheckpoint:
         return cls(
             path=path,
             backbone=backbone,
-            depth=PredictorConfig(
-                num_code_groups=groups,
-                **{name: getattr(depth, name) for name in PredictorConfig._fields if hasattr(depth, name)},
-            ),
+            depth=PredictorConfig.of(depth, groups),
             text_vocab_size=int(config["text_vocab_size"]),
             num_codes=int(codec["codebook_size"]),
             codec=codec,

@@ -12,6 +12,8 @@ from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 from sglang_omni.models.frames.earlier import SpokenTurn
+from sglang_omni.models.frames.speaking import Speech
+from sglang_omni.models.frames.state import FramePrompt
 from sglang_omni.models.frames.tables import EmbeddedFrames
 
 _BACKBONE = "backbone_model.embed_tokens.embed_audio_tokens.weight"
@@ -62,10 +64,10 @@ class CsmFrames(EmbeddedFrames):
         first = embedding(first_codes, self._first_embed)
         return self._depth.predict(linear(hidden, self._projector), first_codes, first, choose)
 
-    def prompt(self, turns: Sequence[SpokenTurn], text: list[int]) -> list[int | Tensor]:
+    def prompt(self, speech: Speech, turns: Sequence[SpokenTurn], text: list[int]) -> FramePrompt:
         """Each turn's text, its frames and a frame of end codes; then the text to speak."""
         end = torch.full_like(self._offsets, self.end_code or 0)
         rows: list[int | Tensor] = []
         for turn in turns:
             rows += [*turn.text, *turn.frames.unbind(), end]
-        return rows + text
+        return FramePrompt([*rows, *text])

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sglang_omni.models.frames.earlier import SpokenTurn
+from sglang_omni.models.frames.speaking import Speech
+from sglang_omni.models.frames.state import FramePrompt
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 
 _TASK = "convert the provided text to speech"
@@ -24,8 +26,8 @@ class FishPrompts:
         self._to_user = encode("<|im_end|>\n<|im_start|>user\n")
         self._to_speech = encode("<|im_end|>\n<|im_start|>assistant\n<|voice|>")
 
-    def __call__(self, turns: Sequence[SpokenTurn], text: list[int]) -> list[int | Tensor]:
-        """The prompt for a passage: a token or frame for each place.
+    def __call__(self, speech: Speech, turns: Sequence[SpokenTurn], text: list[int]) -> FramePrompt:
+        """The prompt for a passage.
 
         Args:
             turns: A recording of the voice that is to speak, if there is one; then passages that it has
@@ -41,4 +43,4 @@ class FishPrompts:
             else:
                 rows += [*self._to_user, *turn.text, *self._to_speech]
             rows += turn.frames.unbind()
-        return [*rows, *self._to_user, *text, *self._to_speech]
+        return FramePrompt([*rows, *self._to_user, *text, *self._to_speech])

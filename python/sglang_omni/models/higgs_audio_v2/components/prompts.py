@@ -9,6 +9,9 @@ from torch import Tensor
 
 from sglang_omni.models.frames.delay import DelayPattern
 from sglang_omni.models.frames.earlier import SpokenTurn
+from sglang_omni.models.frames.speaking import Speech
+from sglang_omni.models.frames.speech import PromptOpening
+from sglang_omni.models.frames.state import FramePrompt
 from sglang_omni.models.higgs_audio_v2.components.checkpoint import HiggsCheckpoint
 from sglang_omni.models.higgs_audio_v2.request_params import VOICES
 from sglang_omni.preprocessing.deadline import Check
@@ -25,6 +28,9 @@ class HiggsTurns:
     """A ``SpokenModel``. Texts are the user's; what a request calls ``instructions`` describes the scene."""
 
     voices: Sequence[str] = VOICES
+    least_samples = 0
+    needs_recording = False
+    needs_reference_text = True
 
     def __init__(self, checkpoint: HiggsCheckpoint, *, sample_rate: int, frame_samples: int) -> None:
         """
@@ -38,13 +44,14 @@ class HiggsTurns:
         # The pattern's further rows, and what closes the turn.
         self.turn_positions = checkpoint.pattern.num_code_groups + 1 + len(closing(checkpoint))
 
-    def opening(self, params: Mapping[str, Any], check: Check) -> list[int]:
+    def opening(self, voice: str, params: Mapping[str, Any], check: Check) -> PromptOpening:
         scene = (params.get("instructions") or "").strip() or _SCENE
-        return self._tokenizer.encode(
+        text = self._tokenizer.encode(
             f"<|begin_of_text|>{_HEADER.format('system')}{_TASK}\n\n<|scene_desc_start|>\n"
             f"{self._tokenizer.hide(scene)}\n<|scene_desc_end|><|eot_id|>",
             check=check,
         )
+        return PromptOpening(text)
 
     def turn(self, voice: str, text: str, check: Check) -> list[int]:
         said = self._tokenizer.hide(text.strip())
@@ -69,8 +76,8 @@ class HiggsPrompts:
         self._pattern: DelayPattern = checkpoint.pattern
         self._closing = closing(checkpoint)
 
-    def __call__(self, turns: Sequence[SpokenTurn], text: list[int]) -> list[int | Tensor]:
-        rows: list[int | Tensor] = []
+    def __call__(self, speech: Speech, turns: Sequence[SpokenTurn], text: list[int]) -> FramePrompt:
+        rows: list[int | Tensor] = [*speech.opening]
         for turn in turns:
             rows += [*turn.text, *self._pattern.delayed(turn.frames).unbind(), *self._closing]
-        return rows + text
+        return FramePrompt([*rows, *text])
