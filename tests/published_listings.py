@@ -31,6 +31,10 @@ LEFT: dict[str, tuple[str, list[str]]] = {
     ),
     "fishaudio/s2-pro": ("fish_s2_pro", ["README.md", "LICENSE.md", ".gitattributes"]),
     "Qwen/Qwen3-ASR-0.6B": ("qwen3_asr", ["README.md"]),
+    **{
+        f"Qwen/Qwen3-TTS-12Hz-1.7B-{kind}": ("qwen3_tts", ["README.md", ".gitattributes"])
+        for kind in ("Base", "CustomVoice", "VoiceDesign")
+    },
     "meta-llama/Llama-3.2-1B-Instruct": (
         "text",
         [

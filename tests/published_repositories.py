@@ -33,7 +33,7 @@ DECOYS = (
 class QwenTokenizer(WordTokenizer):
     """The published vocabulary of a family, with its ids, and a chat template."""
 
-    def __init__(self, family: str, chat_template: str) -> None:
+    def __init__(self, family: str, chat_template: str | None) -> None:
         vocabulary, model = published_vocabularies.qwen(), published_model(family)
         self._published = model.config("tokenizer_config.json")
         added = self._published["added_tokens_decoder"]

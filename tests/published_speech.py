@@ -14,6 +14,7 @@ from sglang_omni.models.fish_s2_pro import tiny_checkpoint as tiny_fish
 from sglang_omni.models.higgs_audio_v2 import tiny_checkpoint as tiny_higgs
 from sglang_omni.models.qwen2_5_omni.tiny_checkpoint.make import make as make_qwen2_5_omni
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import CHAT_TEMPLATE
+from sglang_omni.models.qwen3_tts import tiny_checkpoint as tiny_qwen3_tts
 from sglang_omni.models.tiny.tokenizer import write_json
 from sglang_omni.published import TOKEN, published_codec, published_model
 
@@ -21,6 +22,12 @@ QWEN2_5_OMNI = "Qwen/Qwen2.5-Omni-7B"
 CSM = "sesame/csm-1b"
 HIGGS = "bosonai/higgs-audio-v2-generation-3B-base"
 FISH = "fishaudio/s2-pro"
+# By kind, as of the maker's shape.
+QWEN3_TTS = {
+    "base": "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+    "custom_voice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    "voice_design": "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
+}
 # The context of ``qwen2_5_omni``: longer than transformers' default of an answer's length, 1,024 tokens.
 CONTEXT = 1280
 # Of Qwen3-Omni's template, what Qwen2.5-Omni spells otherwise.
@@ -79,6 +86,13 @@ def higgs(folder: Path, seed: int) -> tuple[Path, dict[str, Path]]:
     codec = (folder / "audio_tokenizer").rename(folder.with_name(f"{folder.name}-codec"))
     _in_bfloat16(folder / "model.safetensors")
     return with_decoys(folder, HIGGS), {codec_id: with_decoys(codec, codec_id)}
+
+
+def qwen3_tts(folder: Path, seed: int, kind: str) -> Path:
+    """Qwen3-TTS with the published vocabulary. Its codec is published in float32."""
+    tiny_qwen3_tts.make(folder, seed, kind=kind, tokenizer=QwenTokenizer("qwen3_tts", None))
+    _in_bfloat16(folder / "model.safetensors")
+    return with_decoys(folder, QWEN3_TTS[kind])
 
 
 def fish(folder: Path, seed: int, **shape: Any) -> Path:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from qwen_tts import Qwen3TTSModel
+from transformers import AutoProcessor
 
 RATE = 24_000
 GREEDY = {"do_sample": False, "subtalker_dosample": False}
@@ -26,7 +27,11 @@ Codes = NDArray[np.int64]
 
 @lru_cache(maxsize=8)
 def load(path: str) -> Any:
-    return Qwen3TTSModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    speaker = Qwen3TTSModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    # By an id of the hub the package cuts texts with the tokenizer's own pattern; by a directory's path
+    # transformers puts Mistral's in its place.
+    speaker.processor = AutoProcessor.from_pretrained(path)
+    return speaker
 
 
 def unread(path: str) -> list[str]:

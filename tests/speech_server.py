@@ -82,8 +82,9 @@ def samples(pcm: bytes) -> np.ndarray:
 
 
 def equals(heard: np.ndarray, expected: Any) -> bool:
-    """True if samples are those of a tensor, within the rounding of PCM."""
-    return heard.shape == tuple(expected.shape) and float(np.abs(heard - expected.numpy()).max()) <= CLOSE
+    """True if samples are those of a tensor or an array, within the rounding of PCM."""
+    due = np.asarray(expected)
+    return heard.shape == due.shape and float(np.abs(heard - due).max()) <= CLOSE
 
 
 def recorded(seconds: float = 1.0, rate: int = 24_000) -> tuple[np.ndarray, str]:

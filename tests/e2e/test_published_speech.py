@@ -12,7 +12,8 @@ from csm_oracle import CsmOracle
 from decoded_audio import by_ffmpeg
 from higgs_oracle import HiggsOracle, SaidBefore
 from published_server import served
-from published_speech import CSM, HIGGS
+from published_speech import CSM, HIGGS, QWEN3_TTS
+from qwen3_tts_oracle import Qwen3TTSOracle, Recording
 from speech_server import equals, recorded, samples
 
 pytestmark = pytest.mark.long
@@ -74,3 +75,47 @@ def test_higgs(tmp_path: Path) -> None:
         assert equals(samples(cloned), oracle.speak(TEXT, 40, [SaidBefore(SAID, sound)]).samples)
         assert cloned != whole
         check_defaults(client, HIGGS, 24_000, temperature=1.0, top_k=50, top_p=0.95)
+
+
+@pytest.mark.parametrize("engine", ["omni", "sglang"])
+def test_qwen3_tts_in_its_own_voices(tmp_path: Path, engine: str) -> None:
+    repository = published_speech.qwen3_tts(tmp_path / "repository", 3, "custom_voice")
+    oracle, model = Qwen3TTSOracle(repository), QWEN3_TTS["custom_voice"]
+    with served(tmp_path, model, repository, "--engine", engine) as client:
+        whole = say(client, model, max_new_tokens=20)
+        assert equals(samples(whole), oracle.speak(TEXT, 20, speaker="serena").samples)
+        assert say(client, model, max_new_tokens=20, stream=True) == whole
+        asked = {"language": "zh", "instructions": "Whisper."}
+        other = say(client, model, voice="Dylan", max_new_tokens=20, **asked)
+        due = oracle.speak(TEXT, 20, speaker="Dylan", language="Chinese", instruct="Whisper.")
+        assert equals(samples(other), due.samples)
+        assert whole != other
+        check_defaults(client, model, 24_000, temperature=0.9, top_k=50, repetition_penalty=1.05)
+
+
+def test_qwen3_tts_in_the_voices_of_recordings(tmp_path: Path) -> None:
+    repository = published_speech.qwen3_tts(tmp_path / "repository", 4, "base")
+    oracle, model = Qwen3TTSOracle(repository), QWEN3_TTS["base"]
+    sound, encoded = recorded()
+    with served(tmp_path, model, repository) as client:
+        cloned = say(client, model, max_new_tokens=20, ref_audio=encoded, ref_text=SAID)
+        assert equals(samples(cloned), oracle.speak(TEXT, 20, recording=Recording(sound, SAID)).samples)
+        assert say(client, model, max_new_tokens=20, stream=True, ref_audio=encoded, ref_text=SAID) == cloned
+        voice = say(client, model, max_new_tokens=20, ref_audio=encoded)
+        assert equals(samples(voice), oracle.speak(TEXT, 20, recording=Recording(sound)).samples)
+        assert voice != cloned
+        with pytest.raises(openai.BadRequestError, match="speaks in the voice of a recording"):
+            say(client, model)
+
+
+def test_qwen3_tts_in_described_voices(tmp_path: Path) -> None:
+    repository = published_speech.qwen3_tts(tmp_path / "repository", 5, "voice_design")
+    oracle, model = Qwen3TTSOracle(repository), QWEN3_TTS["voice_design"]
+    with served(tmp_path, model, repository) as client:
+        heard = [
+            say(client, model, max_new_tokens=20, instructions=text) for text in ("An old man.", "A girl.")
+        ]
+        due = [oracle.speak(TEXT, 20, instruct=text).samples for text in ("An old man.", "A girl.")]
+        assert [equals(samples(one), other) for one, other in zip(heard, due, strict=True)] == [True, True]
+        assert heard[0] != heard[1]
+        check_defaults(client, model, 24_000, temperature=0.9, top_k=50, repetition_penalty=1.05)

@@ -41,6 +41,7 @@ FAMILIES = {
     "qwen2_5_omni": ["create_thinker", "create_talker"],
     "qwen3_asr": ["create_transcribe"],
     "qwen3_omni": ["create_thinker", "create_talker"],
+    "qwen3_tts": ["create_speak"],
     "speech_chat": ["create_thinker"],
     "text": ["create_thinker"],
 }

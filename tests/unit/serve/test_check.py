@@ -200,6 +200,11 @@ DEFAULTS = {
         "length": "1,024 frames (its authors' code)",
         "voice": "default (the model makes it up by text and scene)",
     },
+    "qwen3_tts": {
+        "sampling": "temperature 0.9, top_k 50, top_p 1, repetition_penalty 1.05 (generation_config.json)",
+        "length": "8,192 frames (generation_config.json)",
+        "voice": "default (that of the recording that comes with each text)",
+    },
     "whisper": {
         "sampling": "temperature 0; while a text is doubtful, 0.2, 0.4, 0.6, 0.8, 1 in turn "
         "(its authors' program)",
@@ -237,6 +242,10 @@ MISSING = {
     ): "is missing: it says how images, sounds and videos are prepared",
     ("qwen2_5_omni", "spk_dict.pt"): "is missing: it holds the voices; download the checkpoint again",
     ("fish_s2_pro", "codec.pth"): "lacks codec.pth, which holds the codec: download it again",
+    (
+        "qwen3_tts",
+        "speech_tokenizer/config.json",
+    ): "config.json not found: the codec is a part of the checkpoint",
 }
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.tiny.shapes import option
-from sglang_omni.models.tiny.tensors import TensorSpec, make_tensor
 from sglang_omni.models.tiny.tokenizer import WordTokenizer, write_json
 from sglang_omni.published import PublishedModel, published_codec, published_model, shrunk
 from sglang_omni.random_weights import mark_random
+
+if TYPE_CHECKING:
+    from sglang_omni.models.tiny.tensors import TensorSpec
 
 # What gives a model its voices, as in config.json and as in the ids of published models.
 KINDS = {"base": "Base", "custom_voice": "CustomVoice", "voice_design": "VoiceDesign"}
@@ -166,7 +168,7 @@ class TinyQwen3TTSShape:
 SHAPE = TinyQwen3TTSShape
 
 
-def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
+def make(path: str | Path, seed: int = 0, *, tokenizer: WordTokenizer | None = None, **shape: Any) -> Path:
     """Writes a random checkpoint with all the files of a published one, its weights in float32.
 
     Now and then the speech ends by itself. Equal arguments give equal bytes.
@@ -174,6 +176,7 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     Args:
         path: The directory, made if it is missing; files of the same names are replaced.
         seed: Of the weights.
+        tokenizer: With the published added tokens; by default of a few hundred words.
         shape: Fields of ``TinyQwen3TTSShape``.
 
     Returns:
@@ -186,7 +189,8 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     from sglang_omni.models.qwen3_tts.tiny_weights import codec_specs, model_specs
 
     directory, tiny, codec = Path(path), TinyQwen3TTSShape(**shape), published_codec("qwen3_tts")
-    tokenizer = WordTokenizer(_WORDS, tiny.published.config("tokenizer_config.json"), None)
+    if tokenizer is None:
+        tokenizer = WordTokenizer(_WORDS, tiny.published.config("tokenizer_config.json"), None)
     folder = directory / CODEC_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     config, codec_config = tiny.config(tokenizer), tiny.codec_config()
@@ -205,6 +209,8 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
 
 def _write_weights(directory: Path, specs: Iterable[TensorSpec], seed: int) -> None:
     from safetensors.numpy import save_file
+
+    from sglang_omni.models.tiny.tensors import make_tensor
 
     tensors = {spec.name: make_tensor(spec, seed) for spec in specs}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
