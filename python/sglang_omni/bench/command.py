@@ -8,13 +8,14 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sglang_omni.bench.flag_values import extra_fields, goal, rate, ratio
+from sglang_omni.bench.flag_values import decibels, extra_fields, goal, rate, ratio, scenarios
 from sglang_omni.bench.prompts import DATASETS, FROM_FILES, Lengths, prompts_of
 from sglang_omni.command_line import CommandParser
 from sglang_omni.packages import install_line
@@ -34,6 +35,7 @@ examples:
   %(prog)s --concurrency 8
   %(prog)s --request-rate 4 --duration 60 --goodput ttft:500 tpot:50
   %(prog)s --traffic realtime --concurrency 4 --num-prompts 8 --plot talk.svg
+  %(prog)s --traffic realtime --scenarios plain,interrupt,noise --num-prompts 9 --concurrency 1
   %(prog)s --dataset-name prefix_repetition --num-prompts 200 --output-json run.json
 """
 
@@ -132,6 +134,24 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--voice", type=not_empty, help="of spoken answers (default: the server's)")
     group.add_argument(
         "--turns", type=count, default=3, metavar="N", help="of each realtime session (default: %(default)s)"
+    )
+    group.add_argument(
+        "--scenarios",
+        type=scenarios,
+        default=("plain",),
+        metavar="NAME,...",
+        help="what happens in realtime sessions, which take turns at these, for a table that judges the "
+        "server: plain: nothing, and the client ends the turns; interrupt: the user speaks while the answer "
+        "plays; backchannel: a word that does not interrupt; second-voice: another person speaks along; "
+        "noise (default: plain, without that table)",
+    )
+    group.add_argument(
+        "--snr",
+        type=decibels,
+        default=10.0,
+        metavar="DB",
+        help="how much louder the user is than the noise, or the other person, of scenarios (default: "
+        "%(default)g)",
     )
     group.add_argument(
         "--ignore-eos", action="store_true", help="answers go on to --output-len; not every server takes it"
@@ -233,6 +253,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni bench") -> 
 def _tell(args: argparse.Namespace, result: Result, summary: Summary, prog: str) -> bool:
     """Prints the table and writes the files; False if one could not be written."""
     from sglang_omni.bench.client_load import told
+    from sglang_omni.bench.judge.table import scenario_figures, scenario_table
     from sglang_omni.bench.plot import write_plot
     from sglang_omni.bench.summary import as_json
     from sglang_omni.bench.table import table
@@ -241,6 +262,10 @@ def _tell(args: argparse.Namespace, result: Result, summary: Summary, prog: str)
     print(title)
     for line in table(summary, is_open=math.isfinite(args.request_rate)):
         print(line)
+    if _is_judged(args):
+        print()
+        for line in [*scenario_table(args.scenarios, result.outcomes), *result.notes]:
+            print(line)
     print(told(result.client))
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -252,6 +277,9 @@ def _tell(args: argparse.Namespace, result: Result, summary: Summary, prog: str)
         "model": result.model,
         **result.client,
     }
+    if _is_judged(args):
+        about["judged"] = {name: asdict(scenario_figures(name, result.outcomes)) for name in args.scenarios}
+        about["notes"] = result.notes
     try:
         if args.output_json is not None:
             args.output_json.write_text(json.dumps(as_json(summary, result.outcomes, about), indent=1))
@@ -275,6 +303,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(
             f"--traffic {args.traffic} takes its clips from --dataset-path; leave --dataset-name out"
         )
+    if args.traffic != "realtime" and _is_judged(args):
+        parser.error("--scenarios are of realtime sessions; give --traffic realtime")
     if path is not None and not path.exists():
         parser.error(f"--dataset-path: there is no {path}")
     args.dataset_name = args.dataset_name or "questions"
@@ -309,11 +339,17 @@ def _options(args: argparse.Namespace) -> RunOptions:
         prompts=prompts_of(args.dataset_name, None if speaks else args.dataset_path, lengths, args.seed),
         clips_path=args.dataset_path if speaks else None,
         turns=args.turns,
+        scenarios=args.scenarios,
+        snr_db=args.snr,
         output_len=args.output_len,
         more={**({"ignore_eos": True} if args.ignore_eos else {}), **args.extra_body},
         load=Load(args.request_rate, args.concurrency, args.num_prompts, args.duration, args.seed),
         warmup=args.warmup,
     )
+
+
+def _is_judged(args: argparse.Namespace) -> bool:
+    return bool(args.scenarios != ("plain",))
 
 
 def _pace(args: argparse.Namespace) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+from sglang_omni.bench.judge.scenarios import SCENARIOS
 from sglang_omni.bench.summary import GOALS
 from sglang_omni.command_line import not_one_of
 
@@ -37,6 +38,25 @@ def goal(text: str) -> tuple[str, float]:
     if name not in names:
         raise argparse.ArgumentTypeError(not_one_of(name, names))
     return name, number
+
+
+def scenarios(text: str) -> tuple[str, ...]:
+    """For ``type=``: names of scenarios with commas between them, each once."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in SCENARIOS:
+            raise argparse.ArgumentTypeError(not_one_of(name, list(SCENARIOS)))
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} names a scenario twice")
+    return names
+
+
+def decibels(text: str) -> float:
+    """For ``type=``: a number."""
+    number = _number(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of decibels")
+    return number
 
 
 def extra_fields(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sglang_omni.bench.judge.judged import Judged
 from sglang_omni.scheduling.playback import Playback
 
 
@@ -36,6 +37,7 @@ class Outcome:
         playback: A listener who plays the answer's sound as it comes; None for an answer without sound.
         heard_s: Seconds of sound in the request.
         error: None for a good answer.
+        judged: How a turn of a scenario went; None in other traffic.
     """
 
     began: float
@@ -49,6 +51,7 @@ class Outcome:
     playback: Playback | None = None
     heard_s: float = 0.0
     error: CallFailed | None = None
+    judged: Judged | None = None
 
     def hears(self, now: float, seconds: float) -> None:
         """A piece of the answer's sound came."""

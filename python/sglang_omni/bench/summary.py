@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from sglang_omni.bench.outcome import Outcome
@@ -189,6 +189,7 @@ def _request(outcome: Outcome, started: float) -> dict[str, Any]:
         "cached_tokens": outcome.cached_tokens,
         "output_tokens": outcome.output_tokens,
         **{key: value for key, value in told.items() if value is not None},
+        **({} if outcome.judged is None else {"judged": asdict(outcome.judged)}),
     }
 
 

@@ -126,10 +126,12 @@ def test_files(tmp_path: Path) -> None:
 
 def test_clips_are_resampled_and_never_the_same(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_bytes(wav(np.zeros(RATE, np.int16)))
+    (tmp_path / "a.txt").write_text("Hello.\n")
+    (tmp_path / "backchannel.wav").write_bytes(b"no clip, and not read as one")
     clips = Clips(read_clips(tmp_path), seed=0)
-    assert [len(clip) for clip in clips.samples] == [RATE]
-    assert (clips.unheard(0) != clips.unheard(1)).any()
-    assert abs(clips.unheard(0)).max() <= 2
+    assert [(len(clip.samples), clip.text) for clip in clips.spoken] == [(RATE, "Hello.")]
+    assert (clips.clip(0).samples != clips.clip(1).samples).any()
+    assert abs(clips.clip(0).samples).max() <= 2
     (tmp_path / "b.wav").write_bytes(b"x")
     with pytest.raises(ValueError, match="no WAV file"):
         read_clips(tmp_path)
