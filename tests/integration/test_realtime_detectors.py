@@ -12,7 +12,9 @@ import soxr
 from clients import pipecat_file
 from faster_whisper.vad import VadOptions, get_speech_timestamps, get_vad_model
 
+from sglang_omni.bench.judge.sounds import at_ratio, speech_shaped_noise
 from sglang_omni.client import RequestError
+from sglang_omni.generation.samples import pcm16
 from sglang_omni.models.speech_chat.components.voice import Voice
 from sglang_omni.serve.realtime import detectors
 from sglang_omni.serve.realtime.detectors import SilenceDetector, SmartTurnDetector, create_detector
@@ -106,6 +108,20 @@ def test_settings(voice: Voice) -> None:
     exact = heard(create_detector(ServerVad(prefix_padding_ms=0)), samples)
     assert isinstance(exact[0], SpeechStarted)
     assert abs(exact[0].audio_start_ms - 100) <= DELAY_MS
+
+
+@pytest.mark.parametrize("kind", ["server_vad", "semantic_vad"])
+def test_a_steady_noise_is_no_turn_after_one_either(voice: Voice, kind: str) -> None:
+    """It has the spectrum of speech, 10 dB below it: a state that is never forgotten takes it for some."""
+    texts = ("What makes a violin sound as it does?", "How do clocks keep time?", "What is bread made of?")
+    words = [pcm16(spoken(voice, text)) for text in texts]
+    speech = np.concatenate(words)
+    noise = at_ratio(speech_shaped_noise(speech, seed=0), speech, snr_db=10)
+    samples = np.resize(noise, 100 * RATE).astype(np.float32) / 2**15
+    samples[: len(words[0])] += words[0] / np.float32(2**15)
+    detector = SilenceDetector() if kind == "server_vad" else SmartTurnDetector(Scripted(*[1.0] * 99))  # type: ignore[arg-type]
+    events = heard(detector, samples)
+    assert [type(event) for event in events] == [SpeechStarted, SpeechStopped]
 
 
 def test_noise_is_no_turn() -> None:

@@ -39,6 +39,9 @@ class Silero:
 
     A call takes 0.06 ms on one thread, and 0.03 ms for each window after the first.
 
+    Attributes:
+        age: How many windows its state goes back.
+
     Raises:
         ImportError: faster-whisper, which brings the model, is not installed; the text has the install line.
     """
@@ -46,8 +49,13 @@ class Silero:
     def __init__(self) -> None:
         self._model = _model()
         self._context = np.zeros(_CONTEXT, np.float32)
+        self.forget()
+
+    def forget(self) -> None:
+        """Goes on as at the beginning of a stream."""
         self._h = np.zeros((1, 1, 128), np.float32)
         self._c = np.zeros((1, 1, 128), np.float32)
+        self.age = 0
 
     def probabilities(self, windows: Samples) -> Samples:
         """Probability of speech in each of the stream's next windows: shape (windows, 512) to (windows,)."""
@@ -56,6 +64,7 @@ class Silero:
         tails = windows[:, -_CONTEXT:]
         inputs = np.hstack([np.vstack([self._context, tails[:-1]]), windows])
         self._context = tails[-1]
+        self.age += len(windows)
         speech, self._h, self._c = self._model.run(None, {"input": inputs, "h": self._h, "c": self._c})
         return speech
 
