@@ -1,10 +1,10 @@
-"""What keeps the rooms of the code apart: no circles of imports, one class a name, no file too long."""
+"""What keeps the rooms of the code apart: no circles of imports, no name twice, no file too long."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from sglang_omni.families import FAMILIES
@@ -112,6 +112,12 @@ def test_no_file_is_too_long_to_be_read_at_once() -> None:
         str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in files
     }
     assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """Without packages around them, pytest imports them by their names alone."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("test_*.py"))
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_no_test_changes_the_clock_of_event_loops() -> None:
