@@ -69,8 +69,9 @@ serve: build ## the same, and it keeps serving on PORT until Ctrl-C: open http:/
 PARITY_OF = $(if $(filter file,$(origin MODEL)),all,$(MODEL))
 SEEDS ?= 0
 ENGINE ?= omni
+REFERENCE := build/qwen-tts
 .PHONY: parity
-parity: build $(if $(filter all qwen3_tts,$(PARITY_OF)),build/qwen-tts/.installed) ## a family's answers against its reference's, however it is asked (MODEL=qwen3_omni SEEDS=0,1,2 ENGINE=omni)
+parity: build $(if $(filter all qwen3_tts,$(PARITY_OF)),$(REFERENCE)/.installed) ## a family's answers against its reference's, however it is asked (MODEL=qwen3_omni SEEDS=0,1,2 ENGINE=omni)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m parity $(PARITY_OF) --seeds $(SEEDS) --engines $(ENGINE) $(PARITY)
 
 .PHONY: test
@@ -117,7 +118,6 @@ build/audit/.installed build/deploy/.installed build/docs/.installed build/clien
 	touch $@
 
 # The reference of Qwen3-TTS, whose transformers is an older one: all that is not in its lock it has from $(VENV).
-REFERENCE := build/qwen-tts
 SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 $(REFERENCE)/.installed: requirements/qwen-tts.lock | build
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(REFERENCE)
@@ -171,7 +171,7 @@ test-python: build system-packages
 # Without them, eight thousand other tests would be collected, which takes half a minute.
 LONG_FILES = $(shell grep -rl --include='test_*.py' 'mark\.long' tests | sort)
 .PHONY: test-long
-test-long: build clients $(DOCS_TOOLS)/.installed build/qwen-tts/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
+test-long: build clients $(DOCS_TOOLS)/.installed $(REFERENCE)/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long $(PARALLEL) $(LONG_FILES)
 
 .PHONY: clients

@@ -136,3 +136,14 @@ def test_making_a_wheel_installs_maturin_alone(tmp_path: Path) -> None:
     plan = planned(tmp_path / "venv", "wheel", f"MATURIN={tmp_path}/maturin")
     assert re.findall(r"-r (\S+)", plan) == ["requirements/maturin.lock"]
     assert "uv" not in re.findall(r"\w+", plan)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"), [((), True), (("MODEL=qwen3_tts",), True), (("MODEL=csm",), False)]
+)
+def test_a_comparison_installs_the_reference_that_it_needs(
+    venv: Path, tmp_path: Path, arguments: tuple[str, ...], needed: bool
+) -> None:
+    installed(venv, ".installed")
+    plan = planned(venv, "parity", *arguments, f"REFERENCE={tmp_path}/reference", f"CORE={venv}/.installed")
+    assert ("requirements/qwen-tts.lock" in plan) == needed
