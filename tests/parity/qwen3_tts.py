@@ -64,7 +64,7 @@ class Qwen3TTSSpoken:
 def cases(seed: int, kind: str) -> list[Case]:
     found = []
     for n in range(9):
-        params: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12 + n if n else 40}
+        params: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24 + n}
         if (language := _LANGUAGES[n % 4]) is not None:
             params["language"] = language
         if kind == "base":
@@ -75,7 +75,7 @@ def cases(seed: int, kind: str) -> list[Case]:
         text = f"Text {n}, number {seed}{' on' * n}."
         found.append(Case({"text": text}, params, _TASK))
     if kind != "base":
-        params = {"temperature": 0.0, "max_new_tokens": 10}
+        params = {"temperature": 0.0, "max_new_tokens": 20}
         if kind == "custom_voice":
             params["voice"] = "aiden"
         found.append(Case({"text": " ".join(_PARTS)}, params, _TASK, "parts"))
