@@ -29,8 +29,12 @@ _START_SECONDS, _ANSWER_SECONDS = 120, 300
 
 
 class Qwen3TTSSaid(NamedTuple):
-    """Frames of sound, as lists of codes; the frames' samples, float32 (n,); and whether the speech ended by
-    itself."""
+    """
+    Attributes:
+        frames: The codes of each.
+        samples: float32 (n,), of all frames.
+        ended: True if the speech ended by itself.
+    """
 
     frames: list[list[int]]
     samples: NDArray[np.float32]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.host_copies import HostCopy
 from sglang_omni.model_runner.sequence import SequenceSpan
+
+State = TypeVar("State")
 
 
 @dataclass(slots=True)
@@ -119,6 +121,33 @@ class StateSink:
         """Removes and returns what was put since the last call."""
         departed, self._departed = self._departed, []
         return departed
+
+
+def rows_in_order(
+    spans: Sequence[SequenceSpan],
+    prompt_length: Callable[[State], int],
+    prompt_rows: Callable[[State, int, int], Tensor],
+    step_rows: Callable[[Sequence[tuple[State, int]]], list[Tensor]],
+) -> list[Tensor]:
+    """Input rows (n, hidden_size) of spans whose states have a prompt, then a row a step. Steps between two
+    prompts are computed together.
+
+    Args:
+        prompt_length: Rows of a state's prompt.
+        prompt_rows: Those of them from one place to another.
+        step_rows: Of the steps of states, by their numbers; nothing for none.
+    """
+    rows: list[Tensor] = []
+    steps: list[tuple[State, int]] = []
+    for span in spans:
+        state = cast(State, span.state)
+        boundary, stop = prompt_length(state), span.start + span.num_tokens
+        if span.start < boundary:
+            rows += step_rows(steps)
+            steps = []
+            rows.append(prompt_rows(state, span.start, min(stop, boundary)))
+        steps += [(state, place - boundary) for place in range(max(span.start, boundary), stop)]
+    return rows + step_rows(steps)
 
 
 class FeedbackStrategy(Protocol):

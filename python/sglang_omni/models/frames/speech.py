@@ -27,7 +27,7 @@ class SpeechParts(TypedDict):
         parts: Token ids of the texts that are spoken one after another.
         opening: Token ids before all else in the prompt of each.
         tags: Codec tokens that say language and voice, of models that read these as such.
-        reference: Token ids of what is said in the recording of a voice; left out if nobody says it.
+        reference: Token ids of what is said in the recording of a voice, if the request has that text.
         recording: The recording.
         reference_codes: (frames, groups) int64, what the reference stage makes of it.
         speaker: (n,) float32, the voice itself, of models that read it as a vector.

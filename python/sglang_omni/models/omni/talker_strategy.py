@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackWorker
+from sglang_omni.model_runner.feedback import (
+    FeedbackBatch,
+    FeedbackModel,
+    FeedbackWorker,
+    rows_in_order,
+)
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.omni.checkpoint import MediaCheckpoint
@@ -53,18 +58,8 @@ class TalkerStrategy(ABC, Generic[State]):
         """The rows (stop - start, hidden size) of the answer's tokens."""
 
     def _rows(self, spans: Sequence[SequenceSpan]) -> Tensor:
-        """The rows (n, hidden size) of spans, of which those between two prompts are computed together."""
-        rows: list[Tensor] = []
-        places: list[tuple[State, int]] = []
-        for span in spans:
-            state = cast(State, span.state)
-            boundary, stop = state.num_prompt_rows, span.start + span.num_tokens
-            if span.start < boundary:
-                rows += self._spoken_rows(places)
-                places = []
-                rows.append(self._prompt_rows(state, span.start, min(stop, boundary)))
-            places += [(state, i) for i in range(max(span.start, boundary) - boundary, stop - boundary)]
-        rows += self._spoken_rows(places)
+        """The rows (n, hidden size) of spans."""
+        rows = rows_in_order(spans, lambda state: state.num_prompt_rows, self._prompt_rows, self._spoken_rows)
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def _spoken_rows(self, places: Sequence[tuple[State, int]]) -> list[Tensor]:

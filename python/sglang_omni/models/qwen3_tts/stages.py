@@ -12,7 +12,6 @@ from sglang_omni.models.frames.memory import speak_demand
 from sglang_omni.models.frames.stages import LoadedDecoders, SpokenArgs, preprocess_stage, speak_stage
 from sglang_omni.models.qwen3_tts.components.checkpoint import Qwen3TTSCheckpoint
 from sglang_omni.models.qwen3_tts.kinds import request_params
-from sglang_omni.preprocessing.text import read_json
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def create_preprocess(
     from sglang_omni.models.qwen3_tts.components.spoken import Qwen3TTSTexts
 
     checkpoint = Qwen3TTSCheckpoint.from_dir(model_path)
-    takes = request_params(read_json(checkpoint.path / "config.json"), checkpoint.kind)
+    takes = request_params(checkpoint.config, checkpoint.kind)
     return preprocess_stage(Qwen3TTSTexts(checkpoint), takes, max_part_bytes, args)
 
 

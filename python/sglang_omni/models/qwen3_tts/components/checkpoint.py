@@ -60,6 +60,7 @@ class CodecTags:
 class Qwen3TTSCheckpoint:
     """
     Attributes:
+        config: ``config.json``.
         kind: What the voice of a text is from.
         talker: The decoder over time, whose tokens are first codes.
         predictor: The decoder of a frame's other codes.
@@ -69,6 +70,7 @@ class Qwen3TTSCheckpoint:
     """
 
     path: Path
+    config: Mapping[str, Any]
     kind: Kind
     talker: DecoderConfig
     predictor: PredictorConfig
@@ -103,6 +105,7 @@ class Qwen3TTSCheckpoint:
             )
         return cls(
             path=path,
+            config=config,
             kind=kind,
             talker=talker,
             predictor=PredictorConfig.of(decoder_config(inner), groups),

@@ -10,12 +10,17 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
-from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackWorker
+from sglang_omni.model_runner.feedback import (
+    FeedbackBatch,
+    FeedbackModel,
+    FeedbackWorker,
+    rows_in_order,
+)
 from sglang_omni.model_runner.host_copies import to_device
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.frames.state import FrameState
-from sglang_omni.models.frames.strategy import FrameStrategy, state_of
+from sglang_omni.models.frames.strategy import FrameStrategy
 from sglang_omni.models.qwen3_tts.components.checkpoint import Qwen3TTSCheckpoint
 from sglang_omni.models.qwen3_tts.components.prompts import SPEAKER
 
@@ -163,18 +168,11 @@ class Qwen3TTSStrategy(FrameStrategy):
         model.feedback.input_rows += self._rows(requests)
 
     def _rows(self, spans: Sequence[SequenceSpan]) -> list[Tensor]:
-        """The rows of spans, of which the frames between two prompts are computed together."""
-        rows: list[Tensor] = []
-        spoken: list[tuple[FrameState, int]] = []
-        for span in spans:
-            state, stop = state_of(span), span.start + span.num_tokens
-            prompt = cast(Tensor, state.prompt.rows)
-            if span.start < len(prompt):
-                rows += self._spoken(spoken)
-                spoken = []
-                rows.append(self._frames.prompt_rows(prompt[span.start : stop], state.prompt.speaker))
-            spoken += [(state, place - len(prompt)) for place in range(max(span.start, len(prompt)), stop)]
-        return rows + self._spoken(spoken)
+        return rows_in_order(spans, lambda state: len(state.prompt.rows), self._prompt, self._spoken)
+
+    def _prompt(self, state: FrameState, start: int, stop: int) -> Tensor:
+        rows = cast(Tensor, state.prompt.rows)[start:stop]
+        return self._frames.prompt_rows(rows, state.prompt.speaker)
 
     def _spoken(self, places: Sequence[tuple[FrameState, int]]) -> list[Tensor]:
         """The rows of the frames at ``places``; nothing if there are none."""

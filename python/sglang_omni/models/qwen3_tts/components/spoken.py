@@ -8,10 +8,10 @@ from typing import Any
 from sglang_omni.models.frames.speech import PromptOpening
 from sglang_omni.models.qwen3_tts.components.checkpoint import Qwen3TTSCheckpoint
 from sglang_omni.models.qwen3_tts.components.speaker import MIN_SAMPLES
-from sglang_omni.models.qwen3_tts.kinds import BROUGHT, languages_of
+from sglang_omni.models.qwen3_tts.kinds import languages_of, voices_of
 from sglang_omni.preprocessing.deadline import Check
 from sglang_omni.preprocessing.languages import language_name
-from sglang_omni.preprocessing.text import load_tokenizer, read_json
+from sglang_omni.preprocessing.text import load_tokenizer
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import RequestError
 
@@ -29,15 +29,14 @@ class Qwen3TTSTexts:
     least_samples = MIN_SAMPLES
 
     def __init__(self, checkpoint: Qwen3TTSCheckpoint) -> None:
-        tags = checkpoint.tags
         self.context_length = checkpoint.talker.max_position_embeddings
         self.sample_rate, self.frame_samples = checkpoint.codec.sample_rate, checkpoint.codec.frame_samples
         self.needs_recording = checkpoint.kind == "base"
         # Without a text, a recording gives the voice alone, and not how it says something.
         self.needs_reference_text = False
-        self.voices: Sequence[str] = tuple(tags.speakers) if checkpoint.kind == "custom_voice" else (BROUGHT,)
-        self._languages = languages_of(read_json(checkpoint.path / "config.json"))
-        self._tags = tags
+        self.voices: Sequence[str] = voices_of(checkpoint.config, checkpoint.kind)
+        self._languages = languages_of(checkpoint.config)
+        self._tags = checkpoint.tags
         self._tokenizer = TextTokenizer(load_tokenizer(checkpoint.path))
         self._header = self._tokenizer.encode(_HEADER)
         self._closing = len(self._tokenizer.encode(_CLOSING))
