@@ -20,6 +20,7 @@ from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.proto.tasks import (
     AudioChunk,
     AudioResult,
+    SpokenWord,
     Task,
     TextChunk,
     TextResult,
@@ -38,6 +39,7 @@ __all__ = [
     "ChatRequest",
     "ChatTurn",
     "SpeechRequest",
+    "SpokenWord",
     "TextChunk",
     "TextRequest",
     "TextResult",

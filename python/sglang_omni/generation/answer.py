@@ -14,6 +14,7 @@ from sglang_omni.generation.fields import (
     TokenLogprob,
     ToolCall,
     TranscriptionSegment,
+    TranscriptionWord,
     UsageInfo,
     join_tool_calls,
 )
@@ -62,6 +63,7 @@ class GenerateChunk(AnswerFields):
         audio_data: Samples, float32 of shape (samples,) in [-1, 1], or in the stage's own type.
         sample_rate: Of them, in Hz.
         spoken_text: The text that these samples speak, if the pipeline tells.
+        words: Those that begin in these samples, timed from where the answer's sound begins.
         segments: Of a transcript.
     """
 
@@ -77,6 +79,7 @@ class GenerateChunk(AnswerFields):
     duration: float | None = None
     segments: list[TranscriptionSegment] = field(default_factory=list)
     spoken_text: str = ""
+    words: list[TranscriptionWord] = field(default_factory=list)
 
     @property
     def samples(self) -> Samples | None:
@@ -94,6 +97,7 @@ class GenerateChunk(AnswerFields):
             or self.reasoning
             or self.tool_calls
             or self.segments
+            or self.words
             or self.input_transcript
             or self.usage
             or self.audio_codes
@@ -147,7 +151,7 @@ class TextJoiner:
 
 
 # Lists that parts continue, and the fields of which the latest value counts.
-_LISTS = ("token_ids", "logprobs", "prompt_logprobs", "segments")
+_LISTS = ("token_ids", "logprobs", "prompt_logprobs", "segments", "words")
 _LATEST = (
     *("modality", "finish_reason", "usage", "stage_name", "input_transcript", "language", "duration"),
     *("timings", "worker", "audio_codes", "result"),
@@ -194,6 +198,13 @@ class Delivered:
         if part.audio_data is not None:
             part.sample_rate = self.sample_rate
             self._seconds += Fraction(len(to_mono(part.audio_data)), self.sample_rate)
+
+    def time_words(self, part: GenerateChunk) -> None:
+        """The words of a stage's chunk, timed from where its sound begins, get the times of the answer."""
+        before = float(self._seconds)
+        part.words = [
+            TranscriptionWord(each.word, before + each.start, before + each.end) for each in part.words
+        ]
 
     def rest_of(self, whole: GenerateChunk) -> GenerateChunk:
         """What of a whole answer no part has brought.
@@ -304,7 +315,7 @@ def read_result(request_id: str, result: Any, finish_reason: str = "stop") -> Ge
         chunk = next((part for part in parts if part.modality != "audio"), parts[0])
         if spoken is not None:
             chunk.audio_data, chunk.sample_rate = spoken.audio_data, spoken.sample_rate
-            chunk.audio_codes = spoken.audio_codes
+            chunk.audio_codes, chunk.words = spoken.audio_codes, spoken.words
             chunk.usage = chunk.usage or spoken.usage
     else:
         chunk = read_chunk(request_id, result)
@@ -399,6 +410,7 @@ _READ: dict[str, Callable[[GenerateChunk, Any], None]] = {
     "token_ids": _reader("token_ids", _listed),
     "usage": _reader("usage", UsageInfo.from_dict),
     "segments": _reader("segments", _each(TranscriptionSegment.from_dict)),
+    "words": _reader("words", _each(TranscriptionWord.from_dict)),
     "tool_calls": _reader("tool_calls", _each(lambda call: ToolCall(**call))),
     "logprobs": _reader("logprobs", _each(TokenLogprob.from_wire)),
     "prompt_logprobs": _reader("prompt_logprobs", _each(TokenLogprob.from_wire)),

@@ -29,6 +29,7 @@ _FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "language": ((str,), "a str"),
     "duration": ((float, int, Real), "a number of seconds"),
     "segments": ((list, tuple), "a list of dicts with start, end and text"),
+    "words": ((list, tuple), "a list of dicts with word, start and end"),
     "tool_calls": ((list, tuple), "a list of dicts with index, id, name and arguments"),
     "logprobs": ((list, tuple), "a list of dicts with token, token_id and logprob"),
     "prompt_logprobs": ((list, tuple), "a list of dicts with token, token_id and logprob"),
@@ -38,6 +39,7 @@ _SOUND = ("audio_data", "audio")
 # Lists of dicts, and the keys that each of the dicts has.
 _LISTED: dict[str, frozenset[str]] = {
     "segments": frozenset(("start", "end", "text")),
+    "words": frozenset(("word", "start", "end")),
     "tool_calls": frozenset(("index",)),
     "logprobs": frozenset(("token", "token_id", "logprob")),
     "prompt_logprobs": frozenset(("token", "token_id", "logprob")),

@@ -104,11 +104,16 @@ class TokenLogprob:
 
 @dataclass
 class TranscriptionWord:
-    """A word of a transcript; ``start`` and ``end`` in seconds."""
+    """A word of a transcript or of speech; ``start`` and ``end`` in seconds of all of it."""
 
     word: str
     start: float
     end: float
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> TranscriptionWord:
+        """From a stage's or a server's word."""
+        return cls(fields["word"], float(fields["start"]), float(fields["end"]))
 
 
 @dataclass
@@ -135,5 +140,5 @@ class TranscriptionSegment:
     def from_dict(cls, fields: Mapping[str, Any]) -> TranscriptionSegment:
         """From a stage's or a server's segment; fields that it has beyond these are left out."""
         given = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
-        words = [TranscriptionWord(w["word"], w["start"], w["end"]) for w in fields.get("words") or ()]
+        words = [TranscriptionWord.from_dict(word) for word in fields.get("words") or ()]
         return cls(**given | {"words": words})

@@ -108,6 +108,7 @@ class LocalTransport(Transport):
                     usage = part.usage or usage
                     joiner.add(part)
                 for part in joiner.take(all_of_them=is_over):
+                    delivered.time_words(part)
                     delivered.add(part)
                     if watch is not None:
                         watch.part(part)

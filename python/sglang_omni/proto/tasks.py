@@ -5,6 +5,7 @@ All of these are plain dicts while they travel: ``TextResult(text="Hello")`` is 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal, Required, TypedDict
 
 Task = Literal["chat", "completion", "speech", "transcription", "translation"]
@@ -46,13 +47,33 @@ class TokenUsage(TypedDict, total=False):
     completion_tokens_details: dict[str, int]
 
 
+class SpokenWord(TypedDict):
+    """A word as it is written in the text that it is spoken of, without the spaces around it.
+
+    ``start`` and ``end`` in seconds: in a transcript from where the recording begins, in speech from the
+    first sample of the ``audio_data`` that it comes with.
+    """
+
+    word: str
+    start: float
+    end: float
+
+
+def later(words: Iterable[SpokenWord], seconds: float) -> list[SpokenWord]:
+    """The words of sound that follows ``seconds`` of other sound, timed from where all of it begins."""
+    return [
+        SpokenWord(word=each["word"], start=seconds + each["start"], end=seconds + each["end"])
+        for each in words
+    ]
+
+
 class TranscriptPiece(TypedDict, total=False):
     """A stretch of a transcript, as OpenAI's segments; ``start`` and ``end`` in seconds."""
 
     start: Required[float]
     end: Required[float]
     text: Required[str]
-    words: list[dict[str, Any]]
+    words: list[SpokenWord]
     seek: int
     tokens: list[int]
     temperature: float
@@ -93,6 +114,8 @@ class AudioChunk(TypedDict, total=False):
         sample_rate: Hz, the same for all chunks of an answer.
         text: New text of the answer, if it comes with the sound.
         spoken_text: The text that these samples speak, if another stage sends the text of the answer.
+        words: Those that begin in these samples, in their order, if the model knows its words' times; an
+            ``end`` may lie after the samples.
         modality: ``"audio"``, which may be left out.
     """
 
@@ -100,6 +123,7 @@ class AudioChunk(TypedDict, total=False):
     sample_rate: Required[int]
     text: str
     spoken_text: str
+    words: list[SpokenWord]
     modality: str
 
 
@@ -133,6 +157,7 @@ class AudioResult(TypedDict, total=False):
             it sends None to the caller.
         sample_rate: Hz.
         codes: The codec's codes of each frame, shape (frames, groups).
+        words: All of them, if the model knows their times.
     """
 
     audio_data: Required[Any]
@@ -141,6 +166,7 @@ class AudioResult(TypedDict, total=False):
     finish_reason: str | None
     usage: TokenUsage
     codes: Any
+    words: list[SpokenWord]
     modality: str
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sglang_omni.proto import StagePayload
+from sglang_omni.proto.tasks import later
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler, StreamSession
 
 
@@ -68,6 +70,8 @@ class GeneratorSession(StreamSession):
 def join_chunks(chunks: list[Any]) -> dict[str, Any]:
     """The whole answer of chunks: texts and sounds one after another, lists joined, of other fields the last.
 
+    The times of words then count from where the first chunk's sound begins.
+
     Args:
         chunks: Dicts as in ``sglang_omni.proto.tasks``, or texts.
 
@@ -76,9 +80,10 @@ def join_chunks(chunks: list[Any]) -> dict[str, Any]:
         ValueError: The sample rate changed.
     """
     whole: dict[str, Any] = {}
-    sound = []
+    sound: list[Any] = []
+    count = 0  # samples of the chunks before
     for chunk in chunks:
-        fields = {"text": chunk} if isinstance(chunk, str) else chunk
+        fields: Mapping[str, Any] = {"text": chunk} if isinstance(chunk, str) else chunk
         if not isinstance(fields, Mapping):
             raise TypeError(
                 f"a generator must yield texts or dicts such as TextChunk and AudioChunk, got "
@@ -87,6 +92,9 @@ def join_chunks(chunks: list[Any]) -> dict[str, Any]:
         for name, value in fields.items():
             if name == "audio_data":
                 sound.append(value)
+            elif name == "words":
+                seconds = count / whole["sample_rate"] if count else 0.0
+                whole[name] = whole.get(name, []) + later(value, seconds)
             elif name in ("text", "reasoning", "spoken_text"):
                 whole[name] = whole.get(name, "") + value
             elif isinstance(value, list):
@@ -95,6 +103,8 @@ def join_chunks(chunks: list[Any]) -> dict[str, Any]:
                 raise ValueError(f"sample_rate changed from {whole[name]} to {value} between chunks")
             else:
                 whole[name] = value
+        if (piece := fields.get("audio_data")) is not None:
+            count += math.prod(piece.shape) if hasattr(piece, "shape") else len(piece)
     if sound:
         whole["audio_data"] = _joined_sound(sound)
     return whole

@@ -21,6 +21,7 @@ SOUND = {"audio_data": np.zeros(3, np.float32), "sample_rate": 8000}
         ({"text": "", "finish_reason": 1}, "'finish_reason' as int 1; it must be a str, such as 'stop'"),
         ({"usage": [1]}, "'usage' as list [1]; it must be a dict of token counts"),
         ({"segments": [{"text": "a"}]}, "it must be a list of dicts with start, end and text"),
+        ({**SOUND, "words": [{"word": "a"}]}, "it must be a list of dicts with word, start and end"),
         ({"tool_calls": ["f"]}, "it must be a list of dicts with index, id, name and arguments"),
         ({**SOUND, "sample_rate": 0}, "'sample_rate' as int 0; it must be an int above 0, in Hz"),
         ({**SOUND, "sample_rate": "8000"}, "'sample_rate' as str '8000'; it must be an int, in Hz"),
@@ -79,7 +80,7 @@ def test_an_answer(task: str, result: Any, streamed: set[str]) -> None:
 @pytest.mark.parametrize(
     ("task", "result", "streamed", "reported"),
     [
-        ("chat", {"words": 3}, set(), "stage 's' returned a dict with 'words'; chat needs an answer with"),
+        ("chat", {"reply": 3}, set(), "stage 's' returned a dict with 'reply'; chat needs an answer with"),
         ("chat", None, {"input_transcript"}, "stage 's' returned None; chat needs"),
         ("chat", [1], set(), "stage 's' returned a value of type list; chat needs"),
         ("completion", {}, set(), "stage 's' returned a dict with nothing in it; completion needs"),

@@ -276,6 +276,30 @@ async def test_whole_audio_of_another_rate_than_the_streamed_is_cut_at_the_same_
     assert (rate, len(samples)) == (8_000, 16_000)
 
 
+async def test_words_are_timed_from_where_the_answer_begins():
+    """Each chunk's count from its own sound, a result's from all of it; and none is told twice."""
+    one, two, three = ({"word": word, "start": 0.25, "end": 0.5} for word in ("one", "two", "three"))
+    sound = {"audio_data": np.zeros(8_000, np.float32), "sample_rate": 8_000}
+    streamed = [StreamMessage("r", "speak", {**sound, "words": words}) for words in ([one], [two])]
+    whole = done(
+        {**sound, "audio_data": None, "words": [one, two, {"word": "three", "start": 1.75, "end": 2}]}
+    )
+    client = Client(Coordinator(*streamed, whole))
+    parts = [part async for part in client.transport.parts(GenerateRequest(prompt="p"))]
+    found = [[(each.word, each.start, each.end) for each in part.words] for part in parts]
+    assert found == [[("one", 0.25, 0.5)], [("two", 1.25, 1.5)], [("three", 1.75, 2.0)]]
+    assert [each.word for each in (await client.transport.whole(GenerateRequest(prompt="p"))).words] == [
+        "one",
+        "two",
+        "three",
+    ]
+    merged = {"thinker": {"text": "t"}, "speak": {**sound, "words": [three]}}
+    client = Client(Coordinator(result=merged))
+    assert [
+        each.start for each in (await client.transport.whole(GenerateRequest(prompt="p", stream=False))).words
+    ] == [0.25]
+
+
 def test_final_text_that_differs_from_the_streamed_adds_nothing():
     delivered = Delivered()
     delivered.add(GenerateChunk("r", text=" Paris"))

@@ -101,6 +101,15 @@ def test_chunks_are_joined_by_what_their_fields_are() -> None:
     assert (sound.dtype, sound.tolist()) == (np.float32, [1, 1, 0])
 
 
+def test_words_are_timed_from_the_first_sound() -> None:
+    word = {"word": "a", "start": 0.5, "end": 1.0}
+    second = torch.zeros(1, 4)
+    for piece in (second, second.numpy(), [0.0] * 4):
+        chunk = {"words": [word], "audio_data": piece, "sample_rate": 4}
+        whole = join_chunks([{"text": "before"}, chunk, chunk])
+        assert whole["words"] == [word, {"word": "a", "start": 1.5, "end": 2.0}]
+
+
 def test_tensors_are_joined_to_a_tensor() -> None:
     whole = join_chunks([{"audio_data": torch.ones(1, 2), "sample_rate": 1}] * 2)
     assert torch.equal(whole["audio_data"], torch.ones(4))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sglang_omni.models.speech_chat.components.packages import require
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import RequestError
+from sglang_omni.proto.tasks import SpokenWord, later
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,15 +23,6 @@ MAX_PROMPT_CHARS = 16_384
 # Of ``Segment.seek``.
 _FRAMES_PER_SECOND = 100
 _SHORTEST_LOOK_S = 1.0
-
-
-@dataclass(frozen=True)
-class SpokenWord:
-    """A word with its start and end in seconds of the clip."""
-
-    word: str
-    start: float
-    end: float
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ class SpeechSegment:
             start=_rounded(seconds + self.start),
             end=_rounded(seconds + self.end),
             words=tuple(
-                SpokenWord(w.word, _rounded(seconds + w.start), _rounded(seconds + w.end)) for w in self.words
+                _word(each["word"], each["start"], each["end"]) for each in later(self.words, seconds)
             ),
         )
 
@@ -138,11 +130,12 @@ class Whisper:
                     segment.avg_logprob,
                     segment.compression_ratio,
                     segment.no_speech_prob,
-                    tuple(
-                        SpokenWord(w.word.strip(), _rounded(w.start), _rounded(w.end))
-                        for w in segment.words or ()
-                    ),
+                    tuple(_word(w.word.strip(), w.start, w.end) for w in segment.words or ()),
                 )
+
+
+def _word(word: str, start: float, end: float) -> SpokenWord:
+    return SpokenWord(word=word, start=_rounded(start), end=_rounded(end))
 
 
 def _without_tail(segments: Iterable[Segment], seconds: float) -> Iterator[Segment]:
