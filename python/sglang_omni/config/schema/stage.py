@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from sglang_omni.config.schema.strict import Integer, Number, StrictModel, dotted, error_text
+from sglang_omni.config.schema.strict import Count, Integer, Number, StrictModel, dotted, error_text
 
 # Fields of a stage that hold one value or a list, in words.
 _ONE_OR_MORE = {
@@ -102,7 +102,7 @@ class RelayConfig(StrictModel):
 class ParallelismConfig(StrictModel):
     """The number of ranks of a stage. ``tp`` is kept equal to the stage's ``tp_size``."""
 
-    tp: Integer = Field(default=1, ge=1)
+    tp: Count = 1
 
 
 class AutoscalingConfig(StrictModel):
@@ -116,8 +116,8 @@ class AutoscalingConfig(StrictModel):
         downscale_delay_s: Seconds for which fewer replicas must be enough before one is removed.
     """
 
-    min_replicas: Integer = Field(default=1, ge=1)
-    max_replicas: Integer = Field(ge=1)
+    min_replicas: Count = 1
+    max_replicas: Count
     target_ongoing_requests: Number = Field(default=2.0, gt=0)
     upscale_delay_s: Number = Field(default=1.0, ge=0)
     downscale_delay_s: Number = Field(default=30.0, ge=0)
@@ -204,7 +204,7 @@ class StageConfig(StrictModel):
     terminal: bool = False
     route_fn: str | None = None
     gpu: Integer | list[Integer] | None = None
-    tp_size: Integer = Field(default=1, ge=1)
+    tp_size: Count = 1
     process: str | None = None
     wait_for: list[str] | None = None
     wait_for_fn: str | None = None
@@ -215,9 +215,9 @@ class StageConfig(StrictModel):
     relay: RelayConfig | None = None
     edge_relays: dict[str, str] = Field(default_factory=dict)
     node: str | list[str | None] | None = None
-    num_replicas: Integer = Field(default=1, ge=1)
+    num_replicas: Count = 1
     autoscaling: AutoscalingConfig | None = None
-    num_workers: Integer = Field(default=1, ge=1)
+    num_workers: Count = 1
     runtime: StageRuntimeConfig = Field(default_factory=StageRuntimeConfig)
     runtime_arg_map: dict[str, str] = Field(default_factory=dict)
     parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)

@@ -19,13 +19,16 @@ def _refuse_bool(value: Any) -> Any:
 #: Numbers in a config. Python and pydantic would accept ``true`` as one.
 Integer = Annotated[int, BeforeValidator(_refuse_bool)]
 Number = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
+#: How many of something there are, each of which takes memory as soon as a run is planned.
+Count = Annotated[Integer, Field(ge=1, le=1024)]
 
 
 class StrictModel(BaseModel):
     """A config model: no extra fields, every field assignable after construction."""
 
-    # pydantic reserves names that begin with "model_"; "model_path" is ours.
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    # pydantic reserves names that begin with "model_"; "model_path" is ours. It would write inf and nan, which
+    # arguments of factories may be, as null.
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants")
 
     @model_validator(mode="before")
     @classmethod
