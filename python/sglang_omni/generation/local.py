@@ -39,7 +39,8 @@ class CoordinatorLike(Protocol):
 
     Cancelling ``submit``, or closing the iterator of ``stream``, ends the request that the call began and no
     other request of the same id. A duplicate id is a ``ValueError``. With ``stream_batches``, as
-    ``Coordinator`` has it, a caller that is behind reads several chunks at once.
+    ``Coordinator`` has it, a caller that is behind reads several chunks at once, and may add to the input of
+    a request that runs.
     """
 
     async def submit(self, request_id: str, request: OmniRequest) -> Any: ...
@@ -87,7 +88,7 @@ class LocalTransport(Transport):
         omni_request = to_omni_request(request)
         watch = None if self.observer is None else self.observer.begin(request, request_id)
         deadline = None if request.timeout is None else _Deadline(request.timeout)
-        stream = self._batches(request_id, omni_request) if request.stream else None
+        stream = self._batches(request_id, omni_request, request) if request.stream else None
         delivered, seen, joiner = Delivered(), set[str](), TextJoiner(request.stream_interval)
         # A stage's finish reason is held back for the last part, which alone has one.
         reason: str | None = None
@@ -156,9 +157,13 @@ class LocalTransport(Transport):
         return dict(self.coordinator.health())  # type: ignore[attr-defined]
 
     def _batches(
-        self, request_id: str, omni_request: OmniRequest
+        self, request_id: str, omni_request: OmniRequest, request: GenerateRequest
     ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
         batches = getattr(self.coordinator, "stream_batches", None)
+        if request.sound is not None:
+            if batches is None:
+                raise RequestError("this pipeline takes no input while a request runs", code="not_supported")
+            return batches(request_id, omni_request, request.sound.chunks)
         if batches is None:
             return _one_by_one(self.coordinator.stream(request_id, omni_request))
         return batches(request_id, omni_request)

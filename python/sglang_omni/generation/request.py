@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from sglang_omni.proto import OmniRequest, RequestError
-from sglang_omni.proto.tasks import ChatInputs, CompletionInputs, SpeechInputs, TranscriptionInputs
+from sglang_omni.proto.tasks import (
+    ChatInputs,
+    CompletionInputs,
+    SoundInputs,
+    SpeechInputs,
+    TranscriptionInputs,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass
@@ -63,14 +74,28 @@ class SamplingParams:
         }
 
 
+class SoundStream(NamedTuple):
+    """Sound that comes while its request runs.
+
+    Attributes:
+        sample_rate: In Hz.
+        chunks: float32 of shape (n,), in [-1, 1], each of any length. Its failure is the request's.
+    """
+
+    sample_rate: int
+    chunks: AsyncGenerator[NDArray[np.float32], None]
+
+
 @dataclass
 class GenerateRequest:
-    """A request. Exactly one of ``prompt``, ``prompt_token_ids``, ``messages`` and ``audio`` must be set.
+    """A request. Exactly one of its inputs must be set: ``prompt``, ``prompt_token_ids``, ``messages``,
+    ``audio`` or ``sound``.
 
     Attributes:
         prompt: Text to continue, or to speak if the task is speech; a dict reaches the pipeline as it is.
         messages: A conversation, as Message objects or OpenAI's message dicts.
         audio: An encoded audio file to transcribe.
+        sound: Sound to transcribe while it comes, streamed, by a coordinator in this process.
         stage_sampling: Sampling parameters of single stages, by stage name.
         stage_params: Other parameters of single stages, by stage name.
         extra_params: Further request parameters, such as ``voice``, ``speed`` or ``language``.
@@ -105,6 +130,7 @@ class GenerateRequest:
     output_modalities: list[str] | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     audio: bytes | None = None
+    sound: SoundStream | None = None
     timeout: float | None = None
     timings: bool = False
     stream_interval: int = 1
@@ -120,7 +146,7 @@ class GenerateRequest:
             return str(self.metadata["task"])
         if self.messages is not None:
             return "chat"
-        return "transcription" if self.audio is not None else "completion"
+        return "completion" if self.audio is None and self.sound is None else "transcription"
 
     @property
     def message_dicts(self) -> list[dict[str, Any]]:
@@ -129,7 +155,7 @@ class GenerateRequest:
     def check(self) -> None:
         """
         Raises:
-            RequestError: Not exactly one input is set.
+            RequestError: Not exactly one input is set, or sound comes to a request that is not streamed.
         """
         given = [name for name in _INPUTS if getattr(self, name) is not None]
         if len(given) != 1:
@@ -138,9 +164,11 @@ class GenerateRequest:
                 f"a request needs exactly one of {', '.join(_INPUTS)}; got {found}",
                 code="invalid_value" if given else "missing_required_parameter",
             )
+        if self.sound is not None and not self.stream:
+            raise RequestError("sound that comes needs stream", param="stream", code="invalid_value")
 
 
-_INPUTS = ("prompt", "prompt_token_ids", "messages", "audio")
+_INPUTS = ("prompt", "prompt_token_ids", "messages", "audio", "sound")
 
 
 class TranscriptionOptions(TypedDict, total=False):
@@ -215,7 +243,7 @@ def to_omni_request(request: GenerateRequest) -> OmniRequest:
 
 def _inputs(
     request: GenerateRequest, task: str
-) -> ChatInputs | CompletionInputs | SpeechInputs | TranscriptionInputs | dict[str, Any]:
+) -> ChatInputs | CompletionInputs | SoundInputs | SpeechInputs | TranscriptionInputs | dict[str, Any]:
     if isinstance(request.prompt, dict):
         return dict(request.prompt)
     if request.prompt is not None:
@@ -226,6 +254,8 @@ def _inputs(
         return CompletionInputs(prompt_token_ids=list(request.prompt_token_ids))
     if request.audio is not None:
         return TranscriptionInputs(audio=request.audio)
+    if request.sound is not None:
+        return SoundInputs(sample_rate=request.sound.sample_rate)
     return ChatInputs(messages=request.message_dicts)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "EndpointsMessage",
     "FlushCacheMessage",
     "Message",
+    "MoreInputMessage",
     "OmniRequest",
     "ProfilerStartMessage",
     "ProfilerStopMessage",
@@ -134,6 +135,25 @@ class SubmitMessage(_Message):
                     )
                 message.data = StagePayload.from_dict(payload)
         return message
+
+
+@_message
+class MoreInputMessage(_Message):
+    """Coordinator -> the stage that takes input streams: the next chunk of a request's input, or its end.
+
+    Attributes:
+        request_id: The request.
+        chunk: What the caller has added; None at the end.
+        chunk_id: The chunk's number, from 0; None at the end.
+        replicas: The replicas that serve the request, as in its SubmitMessage.
+    """
+
+    type: ClassVar[str] = "more_input"
+
+    request_id: str
+    chunk: Any = None
+    chunk_id: int | None = None
+    replicas: dict[str, int] | None = None
 
 
 @_message
@@ -374,6 +394,7 @@ class ProfilerStopMessage(_Message):
 
 Message = (
     SubmitMessage
+    | MoreInputMessage
     | DataReadyMessage
     | DataReadyBatchMessage
     | CompleteMessage

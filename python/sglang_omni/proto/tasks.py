@@ -37,6 +37,15 @@ class TranscriptionInputs(TypedDict):
     audio: bytes
 
 
+class SoundInputs(TypedDict):
+    """``OmniRequest.inputs`` of a transcription whose sound comes while it runs.
+
+    The stage with ``takes_input`` gets the sound as a stream of float32 arrays (n,) at ``sample_rate`` Hz.
+    """
+
+    sample_rate: int
+
+
 class TokenUsage(TypedDict, total=False):
     """Token counts in OpenAI's form; ``total_tokens`` is the sum of the two if it is left out."""
 

@@ -17,6 +17,7 @@ from sglang_omni.proto import (
     EndpointsMessage,
     FlushCacheMessage,
     Message,
+    MoreInputMessage,
     OmniRequest,
     ProfilerStartMessage,
     ProfilerStopMessage,
@@ -44,6 +45,8 @@ MESSAGES: list[Any] = [
     SubmitMessage("r1", {"not": "a payload"}),
     SubmitMessage("r1", None),
     SubmitMessage("r1", PAYLOAD, {"talker": 0, "thinker": 2}),
+    MoreInputMessage("r1", b"sound", 0, {"talker": 0}),
+    MoreInputMessage("r1"),
     DataReadyMessage("r1", "a", "b", {"slot": 3, "shape": [1, 2]}),
     DataReadyMessage("r1", "a", "b", None, is_done=True),
     DataReadyMessage("r1", "a", "b", {"slot": 0}, chunk_id=0, is_done=True, error="stream broke"),
@@ -139,7 +142,7 @@ def test_a_missing_field_is_named(message: Any, field: str) -> None:
 
 # The last is set by the receiver and not read from the wire.
 ANYTHING = {
-    *(("submit", "data"), ("complete", "result"), ("stream", "chunk")),
+    *(("submit", "data"), ("more_input", "chunk"), ("complete", "result"), ("stream", "chunk")),
     *(("data_ready", "trusted"), ("data_ready_batch", "trusted")),
 }
 WRONG = {

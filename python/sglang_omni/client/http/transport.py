@@ -82,6 +82,12 @@ class HttpTransport(Transport):
         self, request: GenerateRequest, request_id: str | None = None
     ) -> AsyncGenerator[GenerateChunk, None]:
         call = HttpCall.of(request, request_id)
+        if request.sound is not None:
+            raise RequestError(
+                "sound that comes is not sent over HTTP: use WS /v1/audio/transcriptions/stream",
+                param="sound",
+                code="not_supported",
+            )
         if request.task in TRANSCRIPT_PATHS:
             parts = self._transcript(call)
         elif request.task == "speech":

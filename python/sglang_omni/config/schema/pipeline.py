@@ -155,6 +155,11 @@ class PipelineConfig(StrictModel):
         return self.entry_stage if self.entry_stage is not None else self.stages[0].name
 
     @property
+    def input_stage(self) -> str | None:
+        """The stage that gets what callers add to the input of requests that run; None if there is none."""
+        return next((stage.name for stage in self.stages if stage.takes_input), None)
+
+    @property
     def terminal_stages(self) -> list[str]:
         """Names of the terminal stages, in config order."""
         return [stage.name for stage in self.stages if stage.terminal]
@@ -223,6 +228,8 @@ def validate_pipeline(config: PipelineConfig) -> None:
         _check_relay_options(stage, config)
     if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
         raise ValueError("stages: none is terminal, so no request would ever be answered")
+    if len(takers := [stage.name for stage in config.stages if stage.takes_input]) > 1:
+        raise ValueError(f"stages: takes_input is set for {takers}; a pipeline has one such stage")
     refuse_unknown_stages("runtime_overrides", config.runtime_overrides, names)
     missing = [s.name for s in config.stages if not s.is_legacy and s.tp_size == 1 and not s.process]
     if missing:

@@ -192,6 +192,8 @@ class StageConfig(StrictModel):
         runtime_arg_map: Name of a typed runtime value -> the factory argument that receives it.
         parallelism: Another spelling of ``tp_size``.
         can_accept_stream_before_payload: True if chunks may arrive before the request's payload.
+        takes_input: True if this stage gets what callers add to the input of requests that run, as a stream
+            from ``coordinator``, which may begin before the payload comes. One stage of a pipeline may.
         executor: Legacy form: the factory and its arguments.
         get_next: Legacy form: ``(request_id, output)`` -> name, names, or None at the end.
         input_handler: Legacy form: the senders of the input.
@@ -222,6 +224,7 @@ class StageConfig(StrictModel):
     runtime_arg_map: dict[str, str] = Field(default_factory=dict)
     parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
     can_accept_stream_before_payload: bool = False
+    takes_input: bool = False
     executor: ExecutorConfig | None = None
     get_next: str | None = None
     input_handler: InputHandlerConfig | None = None

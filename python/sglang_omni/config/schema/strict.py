@@ -26,8 +26,8 @@ Count = Annotated[Integer, Field(ge=1, le=1024)]
 class StrictModel(BaseModel):
     """A config model: no extra fields, every field assignable after construction."""
 
-    # pydantic reserves names that begin with "model_"; "model_path" is ours. It would write inf and nan, which
-    # arguments of factories may be, as null.
+    # pydantic reserves names that begin with "model_"; "model_path" is ours. And it would write inf and nan,
+    # which arguments of factories may be, as null.
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="constants")
 
     @model_validator(mode="before")

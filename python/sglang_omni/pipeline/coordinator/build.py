@@ -35,6 +35,7 @@ def build_coordinator(
         terminal_stages_resolver=import_callable(resolver, stage=None, field="terminal_stages_fn")
         if resolver
         else None,
+        input_stage=config.input_stage,
         keys=keys,
         host_address=host_address,
     )

@@ -12,9 +12,11 @@ from typing import Any
 
 from sglang_omni.config.plan.instances import instance_name, stage_of
 from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
+from sglang_omni.pipeline.coordinator.callers import ChunkBacklog, InputStreams, one_by_one
 from sglang_omni.pipeline.coordinator.instances import ReplicaTable, StageDirectory
 from sglang_omni.pipeline.coordinator.requests import (
     InFlightCounts,
+    MoreInput,
     RequestRegistry,
     RequestTrace,
     SettlingRequests,
@@ -33,6 +35,7 @@ from sglang_omni.proto import (
     DuplicateRequest,
     FlushCacheMessage,
     Message,
+    MoreInputMessage,
     OmniRequest,
     ProfilerStartMessage,
     ProfilerStopMessage,
@@ -54,8 +57,6 @@ logger = logging.getLogger(__name__)
 # Seconds that a stream's result waits for stages that have streamed and not yet reported their end: their
 # chunks come over connections of their own, and may be behind the result.
 _LATE_CHUNKS_S = 1.0
-# Chunks that wait for the reader of one stream; beyond it the request fails, as memory would run out.
-_MAX_STREAM_BACKLOG = 10_000
 
 
 class Coordinator:
@@ -71,6 +72,7 @@ class Coordinator:
             first result completes the request.
         terminal_stages_resolver: Names the terminal stages of one request, a non-empty subset of
             ``terminal_stages``, or None for all of them.
+        input_stage: The stage that takes what callers add to the input of requests that run, if there is one.
         stage_down_timeout: Seconds a new request waits for a stage of which no instance is up.
         keys: The run's keys; needed for ``tcp://`` sockets.
         host_address: The address of this host at which stages on other hosts reach the coordinator.
@@ -89,6 +91,7 @@ class Coordinator:
         terminal_stages: Sequence[str] | None = None,
         terminal_stages_resolver: TerminalStagesResolver | None = None,
         *,
+        input_stage: str | None = None,
         stage_down_timeout: float = 60.0,
         keys: RunKeys | None = None,
         host_address: str | None = None,
@@ -109,6 +112,7 @@ class Coordinator:
         self._by_wire_id = self._requests.by_wire_id
         self._counts = InFlightCounts()
         self._settling = SettlingRequests(self._counts, self._abort_in_stages)
+        self._inputs = InputStreams(input_stage, self.stages, self._counts, self._fail)
         self._stage_stats: dict[str, dict[str, float]] = {}
         # Why no request can be served any more; None while they can.
         self._lost: str | None = None
@@ -186,16 +190,18 @@ class Coordinator:
         """
         return (await self.answer(request_id, request, None)).result
 
-    async def answer(self, request_id: str, request: Any, take: TakeChunk | None) -> CompleteMessage:
+    async def answer(
+        self, request_id: str, request: Any, take: TakeChunk | None, more: MoreInput | None = None
+    ) -> CompleteMessage:
         """``submit``, with the stage that the result is from; ``take`` takes what is streamed before."""
         tracked = self._track(request_id, request, take)
         try:
-            await self._send_in(tracked, request)
+            await self._send_in(tracked, request, more)
             return tracked.completed(await tracked.outcome)
         finally:
             self._leave(tracked)
 
-    async def stream(
+    def stream(
         self, request_id: str, request: OmniRequest | Any
     ) -> AsyncIterator[StreamMessage | CompleteMessage]:
         """Runs a request and yields its chunks as they come, last a CompleteMessage with the result.
@@ -204,32 +210,18 @@ class Coordinator:
 
         Arguments and errors are those of ``submit``. Closing the iterator early aborts the request.
         """
-        async with aclosing(self.stream_batches(request_id, request)) as batches:
-            async for batch in batches:
-                for message in batch if isinstance(batch, list) else [batch]:
-                    yield message
+        return one_by_one(self.stream_batches(request_id, request))
 
     async def stream_batches(
-        self, request_id: str, request: OmniRequest | Any
+        self, request_id: str, request: OmniRequest | Any, more: MoreInput | None = None
     ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
         """``stream``, but a caller that is behind gets all chunks that have come at once, in order."""
-        waiting: list[StreamMessage] = []
-        changed = asyncio.Event()
-
-        def take(message: StreamMessage) -> bool:
-            waiting.append(message)
-            changed.set()
-            return len(waiting) <= _MAX_STREAM_BACKLOG
-
-        tracked = self._track(request_id, request, take)
-        tracked.outcome.add_done_callback(lambda _: changed.set())
+        backlog = ChunkBacklog()
+        tracked = self._track(request_id, request, backlog.put)
         try:
-            await self._send_in(tracked, request)
-            while waiting or not tracked.outcome.done():
-                await changed.wait()
-                changed.clear()
-                if batch := waiting.copy():
-                    waiting.clear()
+            await self._send_in(tracked, request, more)
+            async with aclosing(backlog.batches(tracked.outcome)) as batches:
+                async for batch in batches:
                     yield batch
             yield tracked.completed(await tracked.outcome)
         finally:
@@ -349,7 +341,9 @@ class Coordinator:
         self._counts.track(tracked.wire_id)
         return tracked
 
-    async def _send_in(self, tracked: TrackedRequest, request: OmniRequest | Any) -> None:
+    async def _send_in(
+        self, tracked: TrackedRequest, request: OmniRequest | Any, more: MoreInput | None
+    ) -> None:
         if self.admission.must_wait(tracked.terminals):
             await self.admission.wait_for_room(tracked.terminals, tracked.outcome)
         if self.replicas.down or self.replicas.hung:
@@ -378,6 +372,8 @@ class Coordinator:
             await self.stages.send(entry, SubmitMessage(tracked.wire_id, payload, replicas))
         except (TypeError, ValueError) as exc:
             raise RequestError(f"the request cannot be sent to stages: {exc}", code="invalid_value") from exc
+        if more is not None:
+            self._inputs.begin(tracked, more)
 
     def _leave(self, tracked: TrackedRequest) -> None:
         """Aborts the request if its caller goes before it has ended."""
@@ -401,6 +397,8 @@ class Coordinator:
                 tracked.outcome.cancel(f"request {tracked.request_id!r} was aborted")
             else:
                 tracked.outcome.set_result(answer)
+        if tracked.input is not None:
+            tracked.input.cancel()
         self._requests.remove(tracked)
         if tracked.replicas:
             self.replicas.release(tracked.replicas)
@@ -438,7 +436,9 @@ class Coordinator:
         return True
 
     def _lose(self, stage: str, message: Message, reason: str) -> None:
-        if isinstance(message, SubmitMessage) and (tracked := self._by_wire_id.get(message.request_id)):
+        if not isinstance(message, SubmitMessage | MoreInputMessage):
+            return
+        if (tracked := self._by_wire_id.get(message.request_id)) is not None:
             self._fail(tracked, Unavailable(f"sending to {stage!r} failed: {reason}"))
 
     def _on_stream(self, message: StreamMessage) -> None:

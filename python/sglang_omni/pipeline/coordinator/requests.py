@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -85,6 +85,9 @@ TerminalStagesResolver = Callable[[OmniRequest], Sequence[str] | None]
 # Takes a chunk for a request's caller, in the event loop. False if the caller is too far behind.
 TakeChunk = Callable[[StreamMessage], bool]
 
+# What a caller adds to a request's input while it runs, chunk by chunk. Its failure is the request's.
+MoreInput = AsyncGenerator[Any, None]
+
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
@@ -96,6 +99,7 @@ class TrackedRequest:
         terminals: The stages whose results make up its result; empty if the first result is that.
         outcome: Its result, or the error it ended with.
         take: Takes its chunks; None if its caller does not stream.
+        input: Sends what its caller adds to its input; None if nothing is added.
         results: The results so far, by terminal stage.
         streaming: Stages that have streamed to the caller and have not yet reported their end.
         trace: Where it was when.
@@ -108,6 +112,7 @@ class TrackedRequest:
     terminals: frozenset[str]
     outcome: asyncio.Future[Any]
     take: TakeChunk | None
+    input: asyncio.Task[None] | None = None
     state: RequestState = RequestState.PENDING
     results: dict[str, Any] = field(default_factory=dict)
     streaming: set[str] = field(default_factory=set)

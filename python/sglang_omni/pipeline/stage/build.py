@@ -72,7 +72,7 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
         same_gpu_targets=set(launch.same_gpu_targets),
         same_process_targets=set(launch.same_process_targets),
         local_dispatcher=dispatcher,
-        can_accept_stream_before_payload=stage.can_accept_stream_before_payload,
+        can_accept_stream_before_payload=stage.can_accept_stream_before_payload or stage.takes_input,
         is_terminal=stage.terminal,
     )
 

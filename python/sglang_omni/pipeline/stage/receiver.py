@@ -16,6 +16,7 @@ from queue import Queue
 from typing import Any
 
 from sglang_omni.config.plan.instances import stage_of
+from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR
 from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.pipeline.stage.edges.relayed import read_item
@@ -29,6 +30,7 @@ from sglang_omni.proto import (
     DataReadyBatchMessage,
     DataReadyMessage,
     Message,
+    MoreInputMessage,
     StagePayload,
     SubmitMessage,
 )
@@ -101,6 +103,8 @@ class ItemReceiver:
                 self._queue(message)
             elif isinstance(message, SubmitMessage):
                 self.accept(Payload(message.request_id, None, message.data, message.replicas))
+            elif isinstance(message, MoreInputMessage):
+                self.accept(_added(message))
             elif not self._control(message):
                 return False
         except Exception:
@@ -238,6 +242,14 @@ class ItemReceiver:
                 f"a stream chunk from {item.source!r} arrived before the request's payload; a stage that can "
                 "start from a stream sets can_accept_stream_before_payload",
             )
+
+
+def _added(message: MoreInputMessage) -> StreamChunk | End:
+    """What a caller has added to a request's input, or that this is all."""
+    request_id, replicas = message.request_id, message.replicas
+    if message.chunk_id is None:
+        return End(request_id, COORDINATOR, replicas=replicas)
+    return StreamChunk(request_id, COORDINATOR, message.chunk_id, message.chunk, replicas=replicas)
 
 
 class Backpressure:

@@ -150,7 +150,7 @@ class RequestRecord:
         started: The scheduler has it.
         running: Payloads the scheduler has and has not answered.
         sources: The instances that stream to this one for it, or have.
-        unended: Those of them whose stream has not ended.
+        unended: Those of them whose stream has not ended, but for the coordinator, which counts for itself.
         held: Stream messages that wait until the scheduler has the payload.
         nbytes: Bytes that came through a relay for it and that the scheduler does not have yet.
         work: Seconds that the scheduler has worked on it, by its ``WorkClock``.
@@ -252,13 +252,14 @@ class RequestTable:
         if request_id not in self.active and (counted := self._finished.get(request_id)) is not None:
             if source not in counted:
                 counted.add(source)
-                self._progress.received(request_id, source)
+                self._progress.received(request_id, None if source == COORDINATOR else source)
                 self._progress.finished(request_id, 1)
             return None
         record = self.open(request_id, replicas)
         if source not in record.sources:
             record.sources.add(source)
-            record.unended.add(source)
+            if source != COORDINATOR:
+                record.unended.add(source)
             record.times_received += 1
             self._progress.stream_began(request_id)
         if ends and source in record.unended:

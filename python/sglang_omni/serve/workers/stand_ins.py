@@ -16,6 +16,7 @@ from typing import Any
 from sglang_omni.generation.answer import GenerateChunk
 from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.generation.request import GenerateRequest
+from sglang_omni.pipeline.coordinator.callers import ChunkBacklog, one_by_one
 from sglang_omni.proto import CompleteMessage, OmniRequest, RequestError, StageTime, StreamMessage, codec
 from sglang_omni.serve.front.admission import Admission, Permit
 from sglang_omni.serve.front.middleware import UNCOUNTED
@@ -25,8 +26,6 @@ from sglang_omni.serve.observe.history import Generation, History, Watch
 from sglang_omni.serve.workers.failures import failure_of
 from sglang_omni.serve.workers.link import WorkerLink
 
-# Chunks that wait for the reader of one stream, as in the coordinator.
-_MAX_STREAM_BACKLOG = 10_000
 # One request's chunk: the number of the answer, the chunk, its modality and its number.
 WireChunk = tuple[int, Any, str | None, int | None]
 
@@ -215,24 +214,16 @@ class MainCoordinator:
         finally:
             self._leave(number)
 
-    async def stream(
-        self, request_id: str, request: OmniRequest
-    ) -> AsyncIterator[StreamMessage | CompleteMessage]:
-        async with aclosing(self.stream_batches(request_id, request)) as batches:
-            async for batch in batches:
-                for message in batch if isinstance(batch, list) else [batch]:
-                    yield message
+    def stream(self, request_id: str, request: OmniRequest) -> AsyncIterator[StreamMessage | CompleteMessage]:
+        return one_by_one(self.stream_batches(request_id, request))
 
     async def stream_batches(
         self, request_id: str, request: OmniRequest
     ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
         number, answer = self._begin(request_id, request, streams=True)
         try:
-            while answer.chunks or not answer.outcome.done():
-                await answer.changed.wait()
-                answer.changed.clear()
-                batch, answer.chunks = answer.chunks, []
-                if batch:
+            async with aclosing(answer.backlog.batches(answer.outcome)) as batches:
+                async for batch in batches:
                     yield batch
             yield await answer.outcome
         finally:
@@ -290,18 +281,12 @@ class _Answer:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.chunks: list[StreamMessage] = []
-        self.changed = asyncio.Event()
+        self.backlog = ChunkBacklog()
         self.outcome: asyncio.Future[CompleteMessage] = asyncio.get_running_loop().create_future()
-        self.outcome.add_done_callback(lambda _: self.changed.set())
 
     def take(self, message: StreamMessage) -> bool:
         """Takes a chunk. False if its reader is too far behind, and the request has failed for it now."""
-        if self.outcome.done():
-            return True
-        self.chunks.append(message)
-        self.changed.set()
-        if len(self.chunks) <= _MAX_STREAM_BACKLOG:
+        if self.outcome.done() or self.backlog.put(message):
             return True
         self.outcome.set_exception(RuntimeError("the reader of the stream is too far behind"))
         return False
