@@ -16,6 +16,7 @@ from sglang_omni.engines.quantization import refuse_quantization
 from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.model_runner import attention
+from sglang_omni.model_runner.added_rows import AddedRowsModelRunner
 from sglang_omni.model_runner.cuda_graphs import recorder_for
 from sglang_omni.model_runner.decode_step import DecodeStep
 from sglang_omni.model_runner.decoder import Decoder
@@ -155,6 +156,8 @@ def _build_runner(
 ) -> ModelRunner:
     if spec.strategy is not None:
         return FeedbackARModelRunner(model, cache, spec.strategy, spec.suppress_token_ids, decode)
+    if spec.added_rows is not None:
+        return AddedRowsModelRunner(spec.added_rows, model, cache, spec.suppress_token_ids, decode)
     if spec.takes_media or spec.config.mrope_section is not None:
         from sglang_omni.model_runner.thinker_runner import ThinkerModelRunner
 

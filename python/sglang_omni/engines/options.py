@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from sglang_omni.model_runner.added_rows import RowSource
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.decoder import WeightNames
 from sglang_omni.model_runner.feedback import FeedbackStrategy
@@ -118,6 +119,7 @@ class DecoderSpec:
         captures_all: True if these are kept of all tokens, also of those that are generated, and not of
             prompts with media alone.
         strategy: For models whose input rows are not embeddings of their tokens.
+        added_rows: Rows that are added to the embeddings of all tokens, for engine "omni" alone.
         suppress_token_ids: Tokens that are never chosen.
         open_checkpoint: Reads checkpoints whose tensors have other names or layouts.
         takes_media: True if prompts may have rows of media; always so for positions on three axes.
@@ -130,6 +132,7 @@ class DecoderSpec:
     capture_layer: int | None = None
     captures_all: bool = False
     strategy: FeedbackStrategy | None = None
+    added_rows: RowSource | None = None
     suppress_token_ids: tuple[int, ...] = ()
     open_checkpoint: OpenCheckpoint = Checkpoint
     takes_media: bool = False
