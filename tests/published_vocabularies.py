@@ -1,6 +1,6 @@
-"""The vocabularies of Qwen and Whisper as they are published, out of packages that carry them.
+"""The vocabularies of Qwen, Whisper and Mistral as they are published, out of packages that carry them.
 
-Both packages hold ``tiktoken``'s form: bytes of each token by its rank. The published checkpoints hold
+Two packages hold ``tiktoken``'s form: bytes of each token by its rank. The published checkpoints hold
 ``vocab.json`` and ``merges.txt``: a merge for each token, of the two parts that its own merge joins last.
 """
 
@@ -15,12 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-# The 256 bytes as GPT-2's byte-level BPE spells them: printable ones as themselves, the others from 256 on.
-_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-_OTHERS = [byte for byte in range(256) if byte not in set(_PRINTABLE)]
-_LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {
-    byte: chr(256 + place) for place, byte in enumerate(_OTHERS)
-}
+from sglang_omni.preprocessing.byte_letters import byte_letters
+
+_LETTERS = byte_letters()
 
 
 class Vocabulary(NamedTuple):
@@ -49,6 +46,14 @@ def qwen() -> Vocabulary:
 def whisper(*, multilingual: bool) -> Vocabulary:
     """Of Whisper: 50,257 tokens of many languages, or 50,256 of English alone."""
     return _read(_resource("whisper", f"assets/{'multilingual' if multilingual else 'gpt2'}.tiktoken"))
+
+
+@cache
+def tekken() -> list[bytes]:
+    """Of Mistral's models since Nemo: 150,000 words, of which published models have the first 130,072."""
+    file = _resource("mistral_common", "data/tekken_240718.json")
+    words = json.loads(file.read_text(encoding="utf-8"))["vocab"]
+    return [base64.b64decode(word["token_bytes"]) for word in words]
 
 
 def _resource(package: str, path: str) -> Path:

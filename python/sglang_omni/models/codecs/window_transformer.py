@@ -27,8 +27,8 @@ def window_mask(positions: Tensor, steps: Tensor, before: int) -> Tensor:
 
 
 def as_neighbours(weight: Tensor, head_dim: int) -> Tensor:
-    """A projection (heads * head_dim, hidden) to queries or keys, of a model whose rotary positions turn each
-    channel of a head's first half with one of the second, for a ``WindowTransformer``.
+    """A projection (heads * head_dim, hidden) to queries or keys, or its bias, for a ``WindowTransformer``,
+    of a model whose rotary positions turn each channel of a head's first half with one of the second.
 
     Both channels become neighbours. If queries and keys are ordered alike, their products stay the same.
     """
@@ -36,7 +36,7 @@ def as_neighbours(weight: Tensor, head_dim: int) -> Tensor:
 
 
 class WindowLayer(NamedTuple):
-    """A layer's weights; those of its two norms, and its scales, (hidden,)."""
+    """A layer's weights; those of its two norms, and its scales, (hidden,); None for a bias that is not."""
 
     attention_norm: RMSNorm
     qkv: Tensor
@@ -47,6 +47,9 @@ class WindowLayer(NamedTuple):
     up: Tensor
     down: Tensor
     mlp_scale: Tensor
+    qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    down_bias: Tensor | None = None
 
 
 class WindowTransformer:
@@ -87,9 +90,11 @@ class WindowTransformer:
         cos, sin = (wave.to(self._table_dtype).float().unsqueeze(2) for wave in (angles.cos(), angles.sin()))
         for layer in self._layers:
             attended = self._attend(layer, layer.attention_norm(rows), cos, sin, mask, memory)
-            rows = torch.addcmul(rows, linear(attended, layer.output), layer.attention_scale)
+            attended = linear(attended, layer.output, layer.output_bias)
+            rows = torch.addcmul(rows, attended, layer.attention_scale)
             hidden = layer.mlp_norm(rows)
-            hidden = linear(silu(linear(hidden, layer.gate)).mul_(linear(hidden, layer.up)), layer.down)
+            hidden = silu(linear(hidden, layer.gate)).mul_(linear(hidden, layer.up))
+            hidden = linear(hidden, layer.down, layer.down_bias)
             rows = torch.addcmul(rows, hidden, layer.mlp_scale)
         return self._norm(rows)
 
@@ -97,7 +102,7 @@ class WindowTransformer:
         self, layer: WindowLayer, rows: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, memory: StreamMemory
     ) -> Tensor:
         count, steps, _ = rows.shape
-        heads = linear(rows, layer.qkv).view(count, steps, 3, -1, self._head_dim)
+        heads = linear(rows, layer.qkv, layer.qkv_bias).view(count, steps, 3, -1, self._head_dim)
         queries, keys, values = heads.unbind(dim=2)
         queries, keys = _turned(queries, cos, sin).transpose(1, 2), _turned(keys, cos, sin).transpose(1, 2)
         keys = memory.extend(keys, self._before, dim=-2)

@@ -9,6 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sglang_omni.preprocessing.byte_letters import byte_letters
+
 _ROLES = ("system", "user", "assistant")
 _WORDS = """
  a able about after again air all also always an and animal answer any are around as ask at away back be
@@ -53,7 +55,8 @@ class WordTokenizer:
         self._added = [added[token_id] for token_id in sorted(added, key=int)]
         words = Counter({f"Ġ{word}": 1 for word in _WORDS.split()} | dict.fromkeys(_ROLES, 1000))
         self.merges = _learn_merges(words, size - 256)
-        tokens = [*_byte_alphabet(), *("".join(pair) for pair in self.merges)]
+        # In the order of GPT-2's vocabulary: the bytes that are printable themselves first.
+        tokens = [*sorted(byte_letters()), *("".join(pair) for pair in self.merges)]
         self.vocab = {token: i for i, token in enumerate(tokens)}
         self.special = {entry["content"]: len(tokens) + i for i, entry in enumerate(self._added)}
         if not all(role in self.vocab for role in _ROLES):
@@ -117,14 +120,6 @@ def renumbered(settings: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str,
 
 def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _byte_alphabet() -> list[str]:
-    """GPT-2's printable stand-ins for the bytes 0 to 255, in the order of its vocabulary: the bytes that are
-    printable themselves first."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
 
 
 def _learn_merges(words: Counter[str], number: int) -> list[tuple[str, str]]:
