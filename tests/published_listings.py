@@ -31,6 +31,7 @@ LEFT: dict[str, tuple[str, list[str]]] = {
     ),
     "fishaudio/s2-pro": ("fish_s2_pro", ["README.md", "LICENSE.md", ".gitattributes"]),
     "Qwen/Qwen3-ASR-0.6B": ("qwen3_asr", ["README.md"]),
+    "mistralai/Voxtral-Mini-4B-Realtime-2602": ("voxtral_realtime", ["consolidated.safetensors"]),
     **{
         f"Qwen/Qwen3-TTS-12Hz-1.7B-{kind}": ("qwen3_tts", ["README.md", ".gitattributes"])
         for kind in ("Base", "CustomVoice", "VoiceDesign")

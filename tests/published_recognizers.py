@@ -13,11 +13,14 @@ from scripted_weights import make_begin_with
 from sglang_omni.models.qwen3_asr import tiny_checkpoint as tiny_qwen3_asr
 from sglang_omni.models.qwen3_asr.components.answer import TEXT_MARK
 from sglang_omni.models.qwen3_asr.components.checkpoint import Qwen3ASRCheckpoint
+from sglang_omni.models.voxtral_realtime import tiny_checkpoint as tiny_voxtral
+from sglang_omni.models.voxtral_realtime.tiny_checkpoint import TinyVoxtralRealtimeShape
 from sglang_omni.models.whisper import tiny_checkpoint as tiny_whisper
 from sglang_omni.preprocessing.text import load_tokenizer
 from sglang_omni.published import published_model
 
 WHISPER, QWEN3_ASR = "openai/whisper-base", "Qwen/Qwen3-ASR-0.6B"
+VOXTRAL = "mistralai/Voxtral-Mini-4B-Realtime-2602"
 
 
 class _Words(NamedTuple):
@@ -63,6 +66,18 @@ def qwen3_asr(folder: Path, seed: int, **shape: Any) -> Path:
     decoder = Qwen3ASRCheckpoint.from_dir(folder).decoder
     make_begin_with(folder, script, decoder=f"{decoder}layers.", embeddings=f"{decoder}embed_tokens.weight")
     return with_decoys(folder, QWEN3_ASR)
+
+
+def voxtral(folder: Path, seed: int, **shape: Any) -> Path:
+    """Voxtral Realtime with the published windows and words."""
+    model = published_model("voxtral_realtime", VOXTRAL)
+    config, words = model.config(), published_vocabularies.tekken()[: model.vocabulary]
+    windows = {
+        "audio_sliding_window": config["audio_config"]["sliding_window"],
+        "sliding_window": config["text_config"]["sliding_window"],
+    }
+    tiny = TinyVoxtralRealtimeShape(**{**windows, "text_tokens": len(words), **shape})
+    return with_decoys(tiny_voxtral.make_with(folder, seed, tiny, words), VOXTRAL)
 
 
 def _pair(merge: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ TORCHAUDIO = {"oldest": ("torchaudio==2.7.0",), "newest": ()}
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 UNIT_TESTS = (
     *("client", "engine", "preprocessing", "qwen3_omni", "scheduling", "serve", "speech_chat"),
-    *("fish_s2_pro", "qwen2_5_omni", "qwen3_asr", "whisper", "models/test_mimi_codec.py"),
+    *("fish_s2_pro", "qwen2_5_omni", "qwen3_asr", "voxtral_realtime", "whisper", "models/test_mimi_codec.py"),
     *("proto/test_codec_torch.py", "pipeline/test_stage_edge_queue.py", "pipeline/test_stage_profiler.py"),
 )
 PYTEST = ("-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider")

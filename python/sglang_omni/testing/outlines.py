@@ -5,6 +5,7 @@ Files have the length of the published weights, and take a few megabytes of a di
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from sglang_omni.weight_files import INDEX_FILE, NAMED_BY, SINGLE_FILE
 
 _ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 _INDEX_END = ".safetensors.index.json"
+_TEKKEN_FILE = "tekken.json"
 _VOICES_FILE, _VOICES = "spk_dict.pt", ("Chelsie", "Ethan")
 
 
@@ -46,6 +48,8 @@ def write_outline(
     sizes |= _write_weights(directory, _weight_files(model), model.stored_tensors())
     if "tokenizer_config.json" in model.configs:
         _write_tokenizer(directory, model)
+    if _TEKKEN_FILE in model.configs:
+        _write_tekken(directory, model)
     if _VOICES_FILE in sizes:
         _write_voices(directory)
     patterns = () if is_codec else family_named(family).files
@@ -112,6 +116,16 @@ def _write_voices(directory: Path) -> None:
 
     voice = {"bos_token": 0, "cond": torch.zeros(1, 192), "ref_mel": torch.zeros(1, 30, 80)}
     torch.save(dict.fromkeys(_VOICES, voice), directory / _VOICES_FILE)
+
+
+def _write_tekken(directory: Path, model: PublishedModel) -> None:
+    """Words of no meaning in place of Mistral's."""
+    words = [
+        {"rank": place, "token_bytes": base64.b64encode(str(place).encode()).decode()}
+        for place in range(model.vocabulary or 1)
+    ]
+    file = directory / _TEKKEN_FILE
+    file.write_text(json.dumps({**model.config(_TEKKEN_FILE), "vocab": words}))
 
 
 def _write_tokenizer(directory: Path, model: PublishedModel) -> None:

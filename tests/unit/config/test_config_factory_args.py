@@ -44,6 +44,7 @@ FAMILIES = {
     "qwen3_tts": ["create_speak"],
     "speech_chat": ["create_thinker"],
     "text": ["create_thinker"],
+    "voxtral_realtime": ["create_transcribe"],
 }
 
 

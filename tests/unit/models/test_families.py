@@ -76,6 +76,7 @@ ADDED = {
             *("block_size", "look_ahead_layers", "look_backward_layers"),
         )
     },
+    "voxtral_realtime": {"vocab"},
     "whisper": {"mel_filters"},
     "text": {"chat_template"},
     "qwen3_tts": {

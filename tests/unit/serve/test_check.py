@@ -215,6 +215,11 @@ DEFAULTS = {
         "sampling": "temperature 0 (its authors' code)",
         "language": "the recording's, of 30 (its authors' code)",
     },
+    "voxtral_realtime": {
+        "sampling": "temperature 0 (transformers' generation)",
+        "length": "a token each 80 ms (frame_rate of tekken.json)",
+        "delay": "480 ms (transcription_delay_ms of tekken.json)",
+    },
     "text": {"length": "to the end of the context (this server's)"},
 }
 
@@ -246,6 +251,7 @@ MISSING = {
         "qwen3_tts",
         "speech_tokenizer/config.json",
     ): "config.json not found: the codec is a part of the checkpoint",
+    ("voxtral_realtime", "tekken.json"): "is missing: it holds the tokens; download the checkpoint again",
 }
 
 

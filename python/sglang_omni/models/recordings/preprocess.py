@@ -14,7 +14,7 @@ from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.request import named_inputs, stage_params, task_of, without_inputs
 from sglang_omni.preprocessing.request_params import RequestParams, check_request
 from sglang_omni.preprocessing.tokenizing import TextTokenizer
-from sglang_omni.proto import RequestError, StagePayload
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 # Many times the part that models read: names and terms to expect, and some sentences around them.
 MAX_PROMPT_CHARS = 16_384
@@ -38,6 +38,7 @@ class RecordingPreprocessor(ABC):
     """Takes the tasks of ``request_params``.
 
     Args:
+        tokenizer: None for a model that reads no text.
         max_bytes: Size of an encoded recording.
 
     Attributes:
@@ -46,8 +47,9 @@ class RecordingPreprocessor(ABC):
 
     request_params: ClassVar[RequestParams]
 
-    def __init__(self, tokenizer: Tokenizer, *, max_bytes: int) -> None:
-        self._tokenizer = TextTokenizer(tokenizer)
+    def __init__(self, tokenizer: Tokenizer | None, *, max_bytes: int) -> None:
+        if tokenizer is not None:
+            self._tokenizer = TextTokenizer(tokenizer)
         self._max_bytes = max_bytes
 
     @abstractmethod
@@ -74,6 +76,17 @@ class RecordingPreprocessor(ABC):
         """
         return {}
 
+    def _sound(self, request: OmniRequest, check: Check) -> Mapping[str, Any]:
+        """``audio``.
+
+        Raises:
+            RequestError: There is none, or it is too large.
+        """
+        source = named_inputs(request, ("audio",)).get("audio")
+        if source is None:
+            raise RequestError("file is missing", param="file", code="missing_required_parameter")
+        return {"audio": media_bytes(source, param="file", max_bytes=self._max_bytes, check=check)}
+
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
         Args:
@@ -92,9 +105,6 @@ class RecordingPreprocessor(ABC):
         check_request(request, self.request_params)
         params = stage_params(request, "transcribe")
         options = self._options(task, params)
-        source = named_inputs(request, ("audio",)).get("audio")
-        if source is None:
-            raise RequestError("file is missing", param="file", code="missing_required_parameter")
         prompt, name = params.get("prompt") or "", params.get("language")
         if len(prompt) > MAX_PROMPT_CHARS:
             raise RequestError(
@@ -104,8 +114,8 @@ class RecordingPreprocessor(ABC):
             )
         language = self._language(None if name is None or str(name).lower() == "auto" else str(name))
         tokens = self._prompt(prompt, language, check)
-        audio = media_bytes(source, param="file", max_bytes=self._max_bytes, check=check)
-        return without_inputs(payload, {"audio": audio, "language": language, **tokens, **options})
+        sound = self._sound(request, check)
+        return without_inputs(payload, {**sound, "language": language, **tokens, **options})
 
 
 def unknown_language(name: str, known: str, near: str, names: Collection[str]) -> RequestError:

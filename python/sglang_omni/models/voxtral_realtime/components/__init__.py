@@ -1,0 +1,1 @@
+"""Voxtral Realtime's parts: its checkpoint, its tokenizer's file, and its audio encoder."""
