@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from virtual_time import Arrivals, Departures, VirtualClock
 
-from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice
+from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, TimedSpeech, Voice
 from sglang_omni.models.speech_chat.speak import SpeakSession
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -96,10 +96,10 @@ class CostlyVoice:
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
 
-    def speak(self, sentence: str, speed: float, seed: int) -> np.ndarray:
+    def speak(self, sentence: str, speed: float, seed: int) -> TimedSpeech:
         seconds = len(sentence) / CHARS_PER_SECOND
         self._clock.sleep(seconds / VOICE_SPEED)
-        return np.zeros(round(seconds * SAMPLE_RATE), np.float32)
+        return TimedSpeech(np.zeros(round(seconds * SAMPLE_RATE), np.float32), [])
 
 
 def codec_stage(cost: Sequence[float]) -> Stage:

@@ -80,7 +80,7 @@ def wrong(said: str, heard: str) -> int:
 @pytest.fixture(scope="module")
 def spoken() -> list[np.ndarray]:
     voice = Voice(num_threads=1)
-    return [soxr.resample(voice.speak(text), 24_000, RATE).astype(np.float32) for text in SENTENCES]
+    return [soxr.resample(voice.speak(text).samples, 24_000, RATE).astype(np.float32) for text in SENTENCES]
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ def voice() -> Voice:
 
 def spoken(voice: Voice, text: str) -> Samples:
     """Speech without the silence around it."""
-    samples = voice.speak(text)
+    samples = voice.speak(text).samples
     loud = np.flatnonzero(np.abs(samples) > 0.02)
     return samples[loud[0] : loud[-1]]
 

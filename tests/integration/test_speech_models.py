@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
+from hibari import Hibari
 from scheduler_runs import running
 
 from sglang_omni.models.speech_chat.components.voice import Voice, from_onset, speakable
@@ -33,7 +34,7 @@ def whisper() -> Whisper:
 
 
 def spoken(voice: Voice, text: str) -> np.ndarray:
-    return soxr.resample(voice.speak(text), 24_000, 16_000)
+    return soxr.resample(voice.speak(text).samples, 24_000, 16_000)
 
 
 @dataclass
@@ -109,11 +110,18 @@ def test_what_is_said_is_heard(voice: Voice, whisper: Whisper) -> None:
 
 
 def test_the_same_text_always_sounds_the_same(voice: Voice) -> None:
-    np.testing.assert_array_equal(voice.speak(QUESTION), voice.speak(QUESTION))
+    np.testing.assert_array_equal(voice.speak(QUESTION).samples, voice.speak(QUESTION).samples)
+
+
+def test_its_sound_is_that_of_hibari(voice: Voice) -> None:
+    """Word times come out of the same run of the model."""
+    text = "He paid $9.99. " + "one, two, three and four: " * 30  # more than the model takes at once
+    due = Hibari(threads=1)(text, speed=1.2, seed=3)
+    np.testing.assert_array_equal(voice.speak(text, 1.2, 3).samples, np.clip(due, -1, 1))
 
 
 def test_speed_changes_the_length(voice: Voice) -> None:
-    normal, fast = len(voice.speak(QUESTION)), len(voice.speak(QUESTION, speed=2.0))
+    normal, fast = len(voice.speak(QUESTION).samples), len(voice.speak(QUESTION, speed=2.0).samples)
 
     assert 0.4 < fast / normal < 0.7
 
@@ -168,7 +176,7 @@ def test_a_text_the_voice_has_no_sound_for_is_refused(voice: Voice) -> None:
 def test_a_speed_for_this_stage_alone(voice: Voice) -> None:
     _, result = speak(voice, QUESTION, stage_params={"speak": {"speed": 2.0}})
 
-    np.testing.assert_array_equal(result["audio_data"], from_onset(voice.speak(QUESTION, 2.0)))
+    np.testing.assert_array_equal(result["audio_data"], from_onset(voice.speak(QUESTION, 2.0).samples))
 
 
 def test_a_seed_of_the_voice(voice: Voice) -> None:

@@ -60,7 +60,7 @@ class Spoken:
 def say() -> Callable[[int], Spoken]:
     """Speaks that many sentences."""
     voice = Voice(num_threads=1)
-    said = [soxr.resample(voice.speak(sentence), 24_000, RATE) for sentence in SENTENCES]
+    said = [soxr.resample(voice.speak(sentence).samples, 24_000, RATE) for sentence in SENTENCES]
 
     def speak(count: int) -> Spoken:
         parts, starts, length = [], [], 0

@@ -31,7 +31,7 @@ PAUSE = np.zeros(8_000, np.float32)
 @pytest.fixture(scope="module")
 def spoken() -> list[np.ndarray]:
     voice = Voice(num_threads=1)
-    return [soxr.resample(voice.speak(text), 24_000, 16_000).astype(np.float32) for text in SENTENCES]
+    return [soxr.resample(voice.speak(text).samples, 24_000, 16_000).astype(np.float32) for text in SENTENCES]
 
 
 @pytest.fixture(scope="module")

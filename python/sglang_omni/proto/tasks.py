@@ -57,7 +57,8 @@ class TokenUsage(TypedDict, total=False):
 
 
 class SpokenWord(TypedDict):
-    """A word as it is written in the text that it is spoken of, without the spaces around it.
+    """A word as it is written in the text, without the spaces around it; or a sentence, of a voice that knows
+    only these.
 
     ``start`` and ``end`` in seconds: in a transcript from where the recording begins, in speech from the
     first sample of the ``audio_data`` that it comes with.
@@ -69,9 +70,12 @@ class SpokenWord(TypedDict):
 
 
 def later(words: Iterable[SpokenWord], seconds: float) -> list[SpokenWord]:
-    """The words of sound that follows ``seconds`` of other sound, timed from where all of it begins."""
+    """The words of sound that follows ``seconds`` of other sound, timed from where all of it begins.
+
+    Below 0, so much of the sound's own beginning was cut off.
+    """
     return [
-        SpokenWord(word=each["word"], start=seconds + each["start"], end=seconds + each["end"])
+        SpokenWord(word=each["word"], start=max(0.0, seconds + each["start"]), end=seconds + each["end"])
         for each in words
     ]
 

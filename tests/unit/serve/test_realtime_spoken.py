@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_omni.client import RequestError
+from sglang_omni.generation.fields import TranscriptionWord
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.conversation import messages_of
 from sglang_omni.serve.realtime.input_buffer import InputBuffer
@@ -21,6 +22,10 @@ def reported(*pieces: tuple[str, float], is_whole: bool = False) -> Spoken:
         spoken.add(text, seconds)
     spoken.is_whole = is_whole
     return spoken
+
+
+def word(text: str, start: float, end: float) -> TranscriptionWord:
+    return TranscriptionWord(text, start, end)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +44,46 @@ def reported(*pieces: tuple[str, float], is_whole: bool = False) -> Spoken:
 def test_sentences_that_were_spoken(seconds: float, heard: str) -> None:
     spoken = reported(("The sea is wide.", 2.0), ("It is old.", 1.0))
     assert spoken.until(seconds, TEXT) == heard
+
+
+@pytest.mark.parametrize(
+    ("seconds", "heard"),
+    [
+        (0.0, ""),
+        (0.3, "“The"),
+        (0.9, "“The"),
+        (1.1, "“The sea,"),
+        (1.8, "“The sea,"),
+        (1.95, "“The sea, it’s"),
+        # ``5`` is read otherwise than it is written, and what follows is found again.
+        (2.5, "“The sea, it’s"),
+        (3.1, "“The sea, it’s **5** miles”"),
+        (9.0, "“The sea, it’s **5** miles”"),
+    ],
+)
+def test_words_whose_times_are_known(seconds: float, heard: str) -> None:
+    text = "“The sea, it’s **5** miles” wide."
+    spoken = Spoken()
+    spoken.add(text, 1.5, [word("The", 0.1, 0.4), word("sea", 0.9, 1.2)])
+    spoken.add("", 2.5, [word("it’s", 1.7, 2.0), word("five", 2.0, 2.4), word("miles", 2.6, 3.2)])
+    assert spoken.until(seconds, text) == heard
+    spoken.cut(seconds, heard)
+    assert spoken.until(seconds, heard) == heard
+    assert spoken.until(0.35, heard) == ("“The" if seconds >= 0.4 else heard)
+    assert spoken.until(0.0, heard) == ("" if seconds else heard)
+
+
+def test_sentences_whose_times_are_known() -> None:
+    spoken = Spoken()
+    spoken.add("", 3.0, [word("The sea is wide.", 0.5, 2.5)])
+    spoken.add("", 3.0, [word("It is old.", 3.0, 5.0)])
+    assert [spoken.until(at, TEXT) for at in (0.4, 1.5, 2.7, 4.1, 5.0)] == [
+        "",
+        "The sea",
+        "The sea is wide.",
+        "The sea is wide. It is",
+        "The sea is wide. It is old.",
+    ]
 
 
 def test_an_answer_that_was_spoken_to_its_end() -> None:

@@ -8,9 +8,15 @@ import numpy as np
 import pytest
 from virtual_time import VirtualClock
 
-from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice, from_onset
+from sglang_omni.models.speech_chat.components.voice import (
+    SAMPLE_RATE,
+    TimedSpeech,
+    Voice,
+    from_onset,
+)
 from sglang_omni.models.speech_chat.speak import SpeakSession
 from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.proto.tasks import SpokenWord
 
 ANSWER = (
     "It began long ago. After the war, which had lasted for years, the town was built anew, stone by stone."
@@ -27,9 +33,9 @@ class Reader:
     def __init__(self) -> None:
         self.spoken: list[str] = []
 
-    def speak(self, sentence: str, speed: float, seed: int) -> np.ndarray:
+    def speak(self, sentence: str, speed: float, seed: int) -> TimedSpeech:
         self.spoken.append(sentence)
-        return np.zeros(len(sentence) * SAMPLE_RATE // 15, np.float32)
+        return TimedSpeech(np.zeros(len(sentence) * SAMPLE_RATE // 15, np.float32), [])
 
 
 def pieces(*, chars_per_second: float, keeps_up: bool, stream: bool = True) -> list[str]:
@@ -70,14 +76,21 @@ def test_speech_begins_at_once_and_pauses_between_sentences() -> None:
     sentence = np.concatenate([silence, soft, loud, silence]).astype(np.float32)
 
     class Speaker:
-        def speak(self, text: str, speed: float, seed: int) -> np.ndarray:
-            return sentence
+        def speak(self, text: str, speed: float, seed: int) -> TimedSpeech:
+            return TimedSpeech(sentence, [SpokenWord(word="w", start=0.25, end=0.5)])
 
     session = SpeakSession(cast(Voice, Speaker()))
     request = OmniRequest(None, {}, {"task": "chat", "output_modalities": ["audio"]})
     first, *_, last = [*session.begin(StagePayload("r", request, {"text": ANSWER})), *session.end()]
     np.testing.assert_array_equal(first["audio_data"], sentence[6000 - 960 :])
     np.testing.assert_array_equal(last["audio_data"], sentence)
+    lead, seconds = (6000 - 960) / SAMPLE_RATE, len(first["audio_data"]) / SAMPLE_RATE
+    assert first["words"] == [{"word": "w", "start": 0.25 - lead, "end": 0.5 - lead}]
+    assert last["words"] == [{"word": "w", "start": 0.25, "end": 0.5}]
+    assert session.result()["words"] == [
+        *first["words"],
+        {"word": "w", "start": seconds + 0.25, "end": seconds + 0.5},
+    ]
 
 
 @pytest.mark.parametrize("samples", [0, 100, 1000])

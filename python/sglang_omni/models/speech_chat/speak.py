@@ -13,7 +13,7 @@ from sglang_omni.models.speech_chat.components.voice import DEFAULT_SEED, SAMPLE
 from sglang_omni.preprocessing.request import stage_params, task_of, wants_stream
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
-from sglang_omni.proto.tasks import AudioChunk, AudioResult
+from sglang_omni.proto.tasks import AudioChunk, AudioResult, SpokenWord, later
 from sglang_omni.scheduling.playback import Playback
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
@@ -27,8 +27,8 @@ LEAST_IN_HAND_S = 0.75
 class SpeakSession(StreamSession):
     """One request: ``{"text": str}`` in its payload, or in each item of its stream.
 
-    Each chunk is a sentence, or at first a clause, with its text as ``spoken_text``; the result is all speech
-    and the text.
+    Each chunk is a sentence, or at first a clause, with its text as ``spoken_text`` and the times of its
+    words; the result is all speech, the text and all words.
 
     Args:
         voice: Speaks.
@@ -50,6 +50,7 @@ class SpeakSession(StreamSession):
         self._sentences = SentenceSplitter(first_clause_chars=FIRST_CLAUSE_CHARS)
         self._text: list[str] = []
         self._audio: list[NDArray[np.float32]] = []
+        self._words: list[SpokenWord] = []
 
     def begin(self, payload: StagePayload) -> Iterator[Any]:
         self._must_speak = task_of(payload.request) == "speech"
@@ -88,20 +89,27 @@ class SpeakSession(StreamSession):
             audio_data=audio,
             sample_rate=SAMPLE_RATE,
             text="".join(self._text).strip(),
+            words=self._words,
         )
 
     def _speak(self, sentences: list[str]) -> Iterator[AudioChunk]:
         for sentence in sentences:
-            audio = self._voice.speak(sentence, self._speed, self._seed)
+            audio, words = self._voice.speak(sentence, self._speed, self._seed)
             if len(audio):
                 if not self._audio:
                     # Between sentences silence is a pause; before the first one it is a wait.
-                    audio = from_onset(audio)
+                    audio, silent = from_onset(audio), len(audio)
+                    words = later(words, (len(audio) - silent) / SAMPLE_RATE)
+                self._words += later(words, sum(map(len, self._audio)) / SAMPLE_RATE)
                 self._audio.append(audio)
                 if self._playback is not None:
                     self._playback.feed(self._clock(), len(audio) / SAMPLE_RATE)
                 yield AudioChunk(
-                    modality="audio", audio_data=audio, sample_rate=SAMPLE_RATE, spoken_text=sentence
+                    modality="audio",
+                    audio_data=audio,
+                    sample_rate=SAMPLE_RATE,
+                    spoken_text=sentence,
+                    words=words,
                 )
 
     def _runs_dry(self) -> bool:

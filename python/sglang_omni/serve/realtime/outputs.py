@@ -6,7 +6,9 @@ import base64
 import time
 from typing import Any
 
+from sglang_omni.generation.answer import GenerateChunk
 from sglang_omni.generation.fields import ToolCall
+from sglang_omni.generation.samples import DEFAULT_SAMPLE_RATE
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.events import new_id
@@ -57,17 +59,13 @@ class Outputs:
             part.text += text
             self._put("response.output_text.delta", message, content_index=0, delta=text)
 
-    def add_sound(self, samples: Samples, rate: int, spoken: str) -> None:
-        """
-        Args:
-            samples: float32 of shape (n,).
-            rate: In Hz.
-            spoken: The text that they speak, if that is known.
-        """
+    def add_sound(self, part: GenerateChunk, samples: Samples) -> None:
+        """``samples``: of the part, float32 of shape (n,)."""
         if not self._is_spoken:
             return
         message = self._in_message()
-        message.content[0].spoken.add(spoken, len(samples) / rate)
+        rate = part.sample_rate or DEFAULT_SAMPLE_RATE
+        message.content[0].spoken.add(part.spoken_text, len(samples) / rate, part.words)
         self.played_at = max(self.played_at, time.monotonic()) + len(samples) / rate
         self._rate = self._rate or rate
         if rate == self._rate:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from sglang_omni.generation.answer import GenerateChunk
 from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.generation.request import GenerateRequest
-from sglang_omni.generation.samples import DEFAULT_SAMPLE_RATE
 from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.request_ids import RequestName
 from sglang_omni.serve.realtime.config import SessionConfig, chat_params
@@ -191,7 +190,7 @@ class Response:
             if part.text:
                 outputs.add_text(part.text)
             if (samples := part.samples) is not None:
-                outputs.add_sound(samples, part.sample_rate or DEFAULT_SAMPLE_RATE, part.spoken_text)
+                outputs.add_sound(part, samples)
             for call in part.tool_calls:
                 outputs.add_call(call)
             if is_first and outputs.items:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+from sglang_omni.generation.fields import TranscriptionWord
+
+# What closes a word: it is heard with it.
+_MARKS = re.compile(r"[^\w\s]*")
 # A voice's pace, where nothing tells which sound speaks what.
 _CHARACTERS_PER_SECOND = 15.0
 
@@ -9,8 +16,9 @@ _CHARACTERS_PER_SECOND = 15.0
 class Spoken:
     """The text and sound of one answer, piece by piece.
 
-    A pipeline may tell what each piece of sound speaks, as a sentence. Within such a piece, and in an answer
-    of a pipeline that does not tell, the text is taken to be spoken at an even pace.
+    A pipeline may tell when it speaks each word, or what each piece of sound speaks, as a sentence. Within
+    such a piece, and in an answer of a pipeline that does not tell, the text is taken to be spoken at an even
+    pace.
 
     Attributes:
         seconds: How long the sound is.
@@ -21,22 +29,32 @@ class Spoken:
         self.seconds = 0.0
         self.is_whole = False
         self._pieces: list[tuple[str, float]] = []
+        self._words: list[TranscriptionWord] = []
 
-    def add(self, text: str, seconds: float) -> None:
-        """``text``: what this sound speaks; empty if the pipeline does not tell."""
+    def add(self, text: str, seconds: float, words: Sequence[TranscriptionWord] = ()) -> None:
+        """
+        Args:
+            text: What this sound speaks; empty if the pipeline does not tell.
+            seconds: Of the sound.
+            words: Those that begin in it, timed from where the answer begins.
+        """
         self.seconds += seconds
         self._pieces.append((text, seconds))
+        self._words += words
 
     def cut(self, seconds: float, heard: str) -> None:
         """Forget the sound after so many seconds; ``heard``: the text that they spoke."""
         self.seconds, self.is_whole = min(seconds, self.seconds), True
         self._pieces = [(heard, self.seconds)]
+        self._words = [word for word in self._words if word.end <= self.seconds]
 
     def until(self, seconds: float, text: str) -> str:
         """What has been heard of ``text``, the answer as far as it is written, after so many seconds of
-        sound: whole words."""
+        sound: whole words, the last one if at least half of it was heard."""
         if seconds >= self.seconds and self.is_whole:
             return text
+        if self._words:
+            return self._words_until(seconds, text)
         if not any(piece for piece, _ in self._pieces):
             pace = len(text) / self.seconds if self.is_whole and self.seconds else _CHARACTERS_PER_SECOND
             return _words(text, pace * seconds)
@@ -49,6 +67,22 @@ class Spoken:
             seconds -= length
             end = begin + len(piece)
         return text[:end]
+
+    def _words_until(self, seconds: float, text: str) -> str:
+        end = 0
+        for word in self._words:
+            share = (seconds - word.start) / max(word.end - word.start, 1e-6)
+            if share <= 0:
+                break
+            if (begin := text.find(word.word, end)) < 0:
+                continue  # it is read as something else than it is written
+            if share < 1 and " " in word.word:  # a sentence
+                return _words(text[: begin + len(word.word)], begin + share * len(word.word))
+            if share < 0.5:
+                break
+            end = begin + len(word.word)
+        mark = _MARKS.match(text, end)
+        return text[: mark.end()] if mark and end else ""
 
 
 def _words(text: str, characters: float) -> str:
