@@ -15,6 +15,7 @@ from waiting import PATIENCE
 
 from sglang_omni.client import Client
 from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, StageTime, StreamMessage
+from sglang_omni.proto.tasks import later
 from sglang_omni.serve import create_app
 from sglang_omni.serve.launch.web_server import WebServer
 from sglang_omni.serve.state import Capabilities
@@ -46,6 +47,8 @@ class ScriptedPipeline:
         self.up = True
         self.sends_tokens = False
         self.words_of_segments: list[list[dict[str, Any]]] = [[], []]
+        # Of each third of the sound, timed from where that begins.
+        self.spoken_words: list[list[dict[str, Any]]] = [[], [], []]
         # Chunks in the place of the words, and further fields of the result.
         self.parts: list[dict[str, Any]] = []
         self.more: dict[str, Any] = {}
@@ -88,6 +91,7 @@ class ScriptedPipeline:
                 if self.pause:
                     await asyncio.sleep(self.pause)
                 chunk = {"modality": "audio", "audio_data": part, "sample_rate": RATE}
+                chunk["words"] = self.spoken_words[index]
                 yield StreamMessage(request_id, "speak", chunk, modality="audio")
             yield CompleteMessage(request_id, "decode", True, self._result(request))
 
@@ -153,6 +157,10 @@ class ScriptedPipeline:
         }
         text |= self.more
         audio = {"modality": "audio", "audio_data": self.samples, "sample_rate": RATE, "text": text["text"]}
+        third = len(self.samples) / 3 / RATE
+        audio["words"] = [
+            each for index, words in enumerate(self.spoken_words) for each in later(words, index * third)
+        ]
         if request.metadata["task"] == "speech":
             return audio | {"usage": self.speech_usage}
         if "audio" in request.metadata["output_modalities"]:

@@ -106,3 +106,47 @@ async def test_three_spoken_turns_with_an_interruption(
             assert "rome" in words(response.output[0].content[0].transcript)
             usage = response.usage
             assert usage.input_token_details.cached_tokens > 0.4 * usage.input_tokens
+
+
+async def test_what_is_kept_of_an_interrupted_answer_ends_with_the_word_that_was_heard(
+    fleet: ServedProcess, say: Callable[[str], bytes]
+) -> None:
+    story, question = [
+        await asyncio.to_thread(say, text)
+        for text in ("Tell me a long story about the sea.", "What is the capital of France?")
+    ]
+    async with openai.AsyncOpenAI(base_url=f"{fleet.base_url}/v1", api_key="none") as client:
+        connecting = client.realtime.connect(
+            model="speech-chat", websocket_connection_options={"proxy": None}
+        )
+        async with connecting as connection:
+            seen: list[Any] = []
+            output: Any = {"timestamp_granularities": ["word"]}
+            await connection.session.update(
+                session={"type": "realtime", "audio": {"output": output}, "temperature": 0.0}  # type: ignore[typeddict-unknown-key]
+            )
+            await speak(connection, story)
+            told: list[dict[str, Any]] = []
+            while len(told) < 12:
+                event = await until(connection, "response.output_audio.words", seen)
+                told += event.to_dict()["words"]
+            await speak(connection, question)
+            await until(connection, "response.done", seen)
+            item_id = next(event for event in seen if event.type == "response.output_audio.delta").item_id
+            last, following = told[9], told[10]
+            # The client has played half of the pause after the tenth word.
+            heard_ms = round(500 * (last["end"] + following["start"]))
+            await connection.conversation.item.truncate(
+                item_id=item_id, content_index=0, audio_end_ms=heard_ms
+            )
+            await connection.conversation.item.retrieve(item_id=item_id)
+            kept = (await until(connection, "conversation.item.retrieved", seen)).item.content[0]
+    assert kept.transcript.split() == [each["word"] for each in told[:10]]
+    clip = io.BytesIO()
+    with wave.open(clip, "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(base64.b64decode(kept.audio))
+    async with openai.AsyncOpenAI(base_url=f"{fleet.base_url}/v1", api_key="none") as client:
+        heard = await client.audio.transcriptions.create(model="speech-chat", file=("a.wav", clip.getvalue()))
+    *_, last_heard = re.findall(r"[a-z']+", heard.text.lower())
+    assert last_heard == re.sub(r"[^a-z']", "", last["word"].lower()), (heard.text, kept.transcript)

@@ -24,6 +24,7 @@ from sglang_omni.models.speech_chat.config import BUNDLED, default_stages, speec
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS, REQUEST_PARAMS_OF_MESSAGES
 from sglang_omni.packages import install_line
 from sglang_omni.preprocessing.request_params import RequestParams
+from sglang_omni.proto.tasks import Granularity
 
 _STAGES = "sglang_omni.cascade.stages"
 # The model_path of a pipeline whose language model is at a server.
@@ -132,6 +133,14 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
     def spoken_languages(self) -> tuple[str, ...] | None:
         """The voice's; None: not known."""
         return self._spoken("spoken_languages", ("en",))
+
+    @property
+    def word_times(self) -> Granularity | None:
+        """What the voice tells the times of; None: nothing, as one elsewhere."""
+        if self.tts.pipeline is None:
+            return "word" if self.tts.is_bundled else None
+        part = part_pipeline("tts", self.tts)
+        return part.serves.word_times or getattr(part, "word_times", None)
 
     def _spoken(self, name: str, bundled: tuple[str, ...]) -> tuple[str, ...] | None:
         if self.tts.pipeline is not None:

@@ -16,7 +16,7 @@ from sglang_omni.models.speech_chat.speak import FIRST_CLAUSE_CHARS
 from sglang_omni.preprocessing.request import mapping_param, stage_params, task_of, wants_stream
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload, first_failure
-from sglang_omni.proto.tasks import AudioChunk, AudioResult
+from sglang_omni.proto.tasks import AudioChunk, AudioResult, SpokenWord, later
 from sglang_omni.scheduling.async_scheduler import AsyncRequest
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ class RemoteSpeaking:
         self._part = part
 
     async def speak(self, request: AsyncRequest) -> AudioResult:
-        """Puts out the sound of each sentence with its text as ``spoken_text``; the result is all of it.
+        """Puts out the sound of each sentence with its text as ``spoken_text``, and with the words' times if
+        the part tells; the result is all of it.
 
         Raises:
             RequestError: The part refuses the text, or fails.
@@ -69,17 +70,23 @@ class RemoteSpeaking:
             while (next_one := await sentences.get()) is not _END:
                 sentence, sound = next_one
                 while (piece := await sound.get()) is not _END:
-                    samples, sample_rate = piece
-                    answer.hear(samples, sample_rate, sentence)
+                    samples, sample_rate, words = piece
+                    answer.hear(samples, sample_rate, words, sentence)
                     sentence = ""
                 places.release()
 
     async def _speak(self, sentence: str, payload: StagePayload, sound: asyncio.Queue[Any]) -> None:
-        """Puts ``(samples, sample_rate)`` into ``sound`` as they come, and the end."""
+        """Puts ``(samples, sample_rate, words)`` into ``sound`` as they come, and the end."""
+        seconds = 0.0
         async with aclosing(self._part.parts(self._request(sentence, payload))) as parts:
             async for part in parts:
                 if (samples := part.samples) is not None:
-                    sound.put_nowait((samples, part.sample_rate))
+                    words = [
+                        SpokenWord(word=each.word, start=each.start - seconds, end=each.end - seconds)
+                        for each in part.words
+                    ]
+                    sound.put_nowait((samples, part.sample_rate, words))
+                    seconds += part.audio_seconds
         sound.put_nowait(_END)
 
     def _request(self, sentence: str, payload: StagePayload) -> GenerateRequest:
@@ -111,6 +118,7 @@ class _Answer:
         self._streams = wants_stream(request.payload.request)
         self._text: list[str] = []
         self._sound: list[NDArray[np.float32]] = []
+        self._words: list[SpokenWord] = []
         self._sample_rate: int | None = None
 
     async def sentences(self) -> AsyncIterator[str]:
@@ -130,8 +138,11 @@ class _Answer:
             if spoken := _spoken(sentence):
                 yield spoken
 
-    def hear(self, samples: NDArray[np.float32], sample_rate: int, sentence: str) -> None:
-        """
+    def hear(
+        self, samples: NDArray[np.float32], sample_rate: int, words: list[SpokenWord], sentence: str
+    ) -> None:
+        """``words``: Those that begin in the samples, timed from the first of them.
+
         Raises:
             RequestError: The voice has changed its sample rate within the answer.
         """
@@ -142,11 +153,16 @@ class _Answer:
                 status=502,
             )
         self._sample_rate = sample_rate
+        self._words += later(words, sum(map(len, self._sound)) / sample_rate)
         self._sound.append(samples)
         if self._streams:
             self._request.put(
                 AudioChunk(
-                    modality="audio", audio_data=samples, sample_rate=sample_rate, spoken_text=sentence
+                    modality="audio",
+                    audio_data=samples,
+                    sample_rate=sample_rate,
+                    spoken_text=sentence,
+                    words=words,
                 )
             )
 
@@ -156,6 +172,7 @@ class _Answer:
             audio_data=np.concatenate(self._sound) if self._sound else np.zeros(0, np.float32),
             sample_rate=self._sample_rate or 24_000,
             text="".join(self._text).strip(),
+            words=self._words,
         )
 
 

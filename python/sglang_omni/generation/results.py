@@ -22,11 +22,16 @@ from sglang_omni.proto import StageTime
 
 @dataclass
 class CompletionAudio:
-    """Spoken output: ``data`` is base64 of a file in the requested format."""
+    """Spoken output: ``data`` is base64 of a file in the requested format.
+
+    Attributes:
+        words: With their times, if the pipeline tells.
+    """
 
     id: str
     data: str
     transcript: str | None = None
+    words: list[TranscriptionWord] = field(default_factory=list)
 
     @property
     def audio_bytes(self) -> bytes:
@@ -53,7 +58,13 @@ class CompletionResult(AnswerFields):
 
 @dataclass
 class SpeechResult:
-    """Spoken text as an encoded file; ``sample_rate`` in Hz."""
+    """Spoken text as an encoded file.
+
+    Attributes:
+        sample_rate: In Hz.
+        duration: In seconds.
+        words: With their times, if the pipeline tells.
+    """
 
     audio_bytes: bytes
     mime_type: str
@@ -63,6 +74,8 @@ class SpeechResult:
     timings: dict[str, StageTime] | None = None
     worker: str | None = None
     finish_reason: str = "stop"
+    duration: float | None = None
+    words: list[TranscriptionWord] = field(default_factory=list)
 
 
 @dataclass
@@ -97,7 +110,7 @@ async def to_completion(whole: GenerateChunk, audio_format: str) -> CompletionRe
             sample_rate=whole.sample_rate or DEFAULT_SAMPLE_RATE,
             output_format=audio_format,
         )
-        audio = CompletionAudio(f"audio-{whole.request_id}", data, whole.text or None)
+        audio = CompletionAudio(f"audio-{whole.request_id}", data, whole.text or None, whole.words)
     return CompletionResult.of(whole, audio)
 
 
@@ -123,6 +136,8 @@ async def to_speech(whole: GenerateChunk, audio_format: str) -> SpeechResult:
         timings=whole.timings,
         worker=whole.worker,
         finish_reason=whole.finish_reason or "stop",
+        duration=whole.audio_seconds,
+        words=whole.words,
     )
 
 

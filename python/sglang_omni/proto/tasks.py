@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from typing import Any, Literal, Required, TypedDict
 
 Task = Literal["chat", "completion", "speech", "transcription", "translation"]
+# What a voice knows the times of.
+Granularity = Literal["word", "sentence"]
 TASKS: tuple[Task, ...] = ("chat", "completion", "speech", "transcription", "translation")
 
 

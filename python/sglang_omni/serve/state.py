@@ -17,6 +17,7 @@ from sglang_omni.generation.local import LocalTransport
 from sglang_omni.generation.transport import Transport
 from sglang_omni.preprocessing.request_params import RequestParams, TaskParams, check_params
 from sglang_omni.proto import RequestError
+from sglang_omni.proto.tasks import Granularity
 from sglang_omni.random_weights import has_random_weights
 from sglang_omni.serve.coordinator import AdminCoordinator, admin_coordinator, transport_of
 from sglang_omni.serve.front.admission import Admission
@@ -44,6 +45,7 @@ class Capabilities:
     None: not declared, so nothing is refused for it. Names of voices are compared without regard to case.
 
     Attributes:
+        word_times: What the words of its sound are, of which it tells the times; None: it does not.
         default_voice: What speaks in the place of OpenAI's names; None: they are refused as any other.
         adapters: The directories of LoRA adapters, by name.
         chat_prompts: Loads the model's tokenizer and chat template, without its weights.
@@ -58,6 +60,7 @@ class Capabilities:
     default_voice: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     spoken_languages: frozenset[str] | None = None
+    word_times: Granularity | None = None
     stages: frozenset[str] | None = None
     request_params: RequestParams | None = None
     chat_prompts: Callable[[], ChatPrompts] | None = None
@@ -89,6 +92,7 @@ class Capabilities:
             default_voice=voices[0] if voices else None,
             adapters=getattr(config, "adapters", {}),
             spoken_languages=declared("spoken_languages"),
+            word_times=getattr(serves, "word_times", None) or getattr(config, "word_times", None),
             stages=frozenset(stage.name for stage in config.stages),
             request_params=getattr(config, "request_params", None),
             chat_prompts=getattr(config, "chat_prompts", None),
@@ -235,6 +239,21 @@ class AppState:
             return default
         self._check(own, voice.lower(), param, f"has no voice {voice!r}; it has")
         return voice
+
+    def check_word_times(self, param: str) -> Granularity:
+        """What the pipeline tells the times of.
+
+        Raises:
+            RequestError: Nothing.
+        """
+        if (known := self.capabilities.word_times) is None:
+            raise RequestError(
+                f"{param}: the model {self.served_name!r} does not tell when it speaks which word; leave it "
+                "out, or send the sound to /v1/audio/transcriptions of a model that hears",
+                param=param,
+                code="unsupported_parameter",
+            )
+        return known
 
     def _check(self, allowed: Collection[str] | None, value: str, param: str, text: str) -> None:
         if allowed is not None and value not in allowed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from sglang_omni.config.schema.strict import StrictModel
-from sglang_omni.proto.tasks import Task
+from sglang_omni.proto.tasks import Granularity, Task
 
 
 class ServesConfig(StrictModel):
@@ -17,6 +17,7 @@ class ServesConfig(StrictModel):
         output_modalities: What it answers with, of ``text`` and ``audio``; None: both.
         voices: Names of its voices, in any case, the default first; None: any name.
         spoken_languages: Codes of the languages that it speaks, such as ``en``; None: any.
+        word_times: What the ``words`` of its sound are, ``word`` or ``sentence``; None: it has none.
     """
 
     tasks: list[Task] | None = None
@@ -24,3 +25,4 @@ class ServesConfig(StrictModel):
     output_modalities: list[Literal["text", "audio"]] | None = None
     voices: list[str] | None = None
     spoken_languages: list[str] | None = None
+    word_times: Granularity | None = None

@@ -16,6 +16,7 @@ from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
 from sglang_omni.packages import install_line
 from sglang_omni.preprocessing.request_params import RequestParams
+from sglang_omni.proto.tasks import Granularity
 
 _PACKAGE = "sglang_omni.models.speech_chat"
 
@@ -93,6 +94,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     terminal_modalities: ClassVar[dict[str, str]] = {"decode": "text", "speak": "audio"}
     voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default")
     spoken_languages: ClassVar[tuple[str, ...]] = ("en",)
+    word_times: ClassVar[Granularity] = "word"
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     model_path: str = BUNDLED

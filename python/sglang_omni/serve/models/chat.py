@@ -13,6 +13,7 @@ from sglang_omni.serve.models.fields import (
     ApiModel,
     Count,
     ExtensionFields,
+    Granularities,
     LogitBias,
     Name,
     OnlyDefaultTier,
@@ -46,6 +47,8 @@ class AudioOptions(ApiModel):
     """One of the names in ``/v1/audio/voices``; the pipeline's default voice if left out."""
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16", "pcm"] | None = None
     """How the sound is encoded: ``wav`` by default, ``pcm16`` in a stream."""
+    timestamp_granularities: Granularities | None = None
+    """Which times come with the sound: of ``word`` or ``sentence`` the finer one that the model knows."""
 
 
 Media = Annotated[list[str], at_most(1024)]

@@ -27,6 +27,7 @@ from sglang_omni.preprocessing.param_values import (
     MAX_TEMPERATURE,
 )
 from sglang_omni.proto.limits import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
+from sglang_omni.proto.tasks import Granularity
 
 # The tags of unions begin with this character, which tells them from field names in errors.
 TAG = "§"
@@ -155,6 +156,7 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+Granularities = Annotated[list[Granularity], at_most(2, least=1)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**63)]

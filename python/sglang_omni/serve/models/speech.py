@@ -10,6 +10,7 @@ from sglang_omni.serve.models.fields import (
     ApiModel,
     Count,
     ExtensionFields,
+    Granularities,
     MinP,
     Name,
     Penalty,
@@ -85,6 +86,8 @@ class SpeechFields(ApiModel):
     """The most frames of codes: of the speech, or of each part of a long text, as the model's page says."""
     max_tokens: Count | None = None
     """Another name of ``max_new_tokens``; both may be given if they are equal."""
+    timestamp_granularities: Granularities | None = None
+    """Which times come with the sound: of ``word`` or ``sentence`` the finer one that the model knows."""
 
     @property
     def given(self) -> dict[str, Any]:

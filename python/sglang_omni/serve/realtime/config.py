@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from sglang_omni.serve.models.fields import Granularities
 from sglang_omni.serve.realtime.fields import RealtimeModel
 from sglang_omni.serve.realtime.sound import AudioFormat, Pcm
 from sglang_omni.serve.realtime.turns import TurnDetection
@@ -54,6 +55,9 @@ class OutputAudio(RealtimeModel):
     """A name of ``/v1/audio/voices``, or ``{"id": name}``."""
     speed: Annotated[float, Field(ge=0.25, le=1.5)] = 1.0
     """Times the voice's own pace."""
+    timestamp_granularities: Granularities | None = None
+    """Which times come with the sound, in ``response.output_audio.words`` events: of ``word`` or ``sentence``
+    the finer one that the model knows. An extension, of which other clients see nothing."""
 
     @property
     def voice_name(self) -> str | None:
@@ -137,6 +141,8 @@ class SessionConfig(RealtimeModel):
     def shown(self) -> dict[str, Any]:
         """As events show it."""
         fields = self.model_dump()
+        if self.audio.output.timestamp_granularities is None:
+            del fields["audio"]["output"]["timestamp_granularities"]
         if self.type == "transcription":
             fields = {"type": "transcription", "audio": {"input": fields["audio"]["input"]}}
         return fields

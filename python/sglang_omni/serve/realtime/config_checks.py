@@ -18,9 +18,13 @@ from sglang_omni.serve.realtime.smart_turn import smart_turn_file
 from sglang_omni.serve.realtime.turns import SemanticVad, ServerVad, TurnDetection
 from sglang_omni.serve.routes.constraints import renamed_params
 from sglang_omni.serve.state import AppState
+from sglang_omni.serve.word_times import check_granularities
 
 # Fields that null switches off; in others it counts as left out.
-_SWITCHED_OFF = {"turn_detection", "transcription", "noise_reduction", "voice", "temperature"}
+_SWITCHED_OFF = {
+    *("turn_detection", "transcription", "noise_reduction", "voice", "temperature"),
+    "timestamp_granularities",
+}
 # How long a silence ends a turn where semantic_vad was asked for and Smart Turn is not installed, in ms.
 _SILENCE_MS = {"low": 1500, "medium": 800, "auto": 800, "high": 500}
 _NO_EFFECT = "of no effect here"
@@ -124,6 +128,9 @@ def check_config(config: SessionConfig, server: AppState) -> None:
         voice = server.check_voice(output.voice_name, "session.audio.output.voice")
         if voice != output.voice_name:
             output.voice = voice
+        check_granularities(
+            server, output.timestamp_granularities, "session.audio.output.timestamp_granularities"
+        )
     with renamed_params(_PARAM_NAMES):
         server.check_params("chat", chat_params(config), None, spoken=config.is_spoken)
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from sglang_omni.generation.answer import GenerateChunk
-from sglang_omni.generation.fields import ToolCall
+from sglang_omni.generation.fields import ToolCall, TranscriptionWord
 from sglang_omni.generation.samples import DEFAULT_SAMPLE_RATE
 from sglang_omni.serve.realtime.clip import Clip
 from sglang_omni.serve.realtime.conversation import Conversation
@@ -16,6 +16,7 @@ from sglang_omni.serve.realtime.items import Item, Part
 from sglang_omni.serve.realtime.listener import AnswerListener
 from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.sound import AudioFormat, Samples, SoundEncoder
+from sglang_omni.serve.word_times import WordTimes
 
 
 class Outputs:
@@ -34,6 +35,7 @@ class Outputs:
         is_spoken: bool,
         sound: AudioFormat,
         listener: AnswerListener | None,
+        times: WordTimes | None,
     ) -> None:
         self.items: list[Item] = []
         self.played_at = 0.0
@@ -43,6 +45,7 @@ class Outputs:
         self._is_spoken = is_spoken
         self._encoder = SoundEncoder(sound)
         self._listener = listener
+        self._times = times
         self._message: Item | None = None
         self._calls: dict[int, Item] = {}
         # Pieces of 16-bit samples, joined at the end.
@@ -70,6 +73,7 @@ class Outputs:
         self._rate = self._rate or rate
         if rate == self._rate:
             self._pcm.append(Clip.of(samples).pcm)
+        self._send_words(message, part.words)
         if self._listener is not None:
             self._listener.play(self._response_id, message.id, samples, rate)
             return
@@ -112,6 +116,17 @@ class Outputs:
         if self._conversation is not None:
             self._conversation.forget_sound()
 
+    def _send_words(self, message: Item, words: list[TranscriptionWord], *, last: bool = False) -> None:
+        if self._times is None or not (shown := self._times.add(words, last=last)):
+            return
+        self._put(
+            "response.output_audio.words",
+            message,
+            content_index=0,
+            granularity=self._times.granularity,
+            words=shown,
+        )
+
     def _end_message(self, message: Item, *, is_complete: bool) -> None:
         part = message.content[0]
         if self._is_spoken:
@@ -119,6 +134,7 @@ class Outputs:
             if self._pcm:
                 part.audio = Clip(b"".join(self._pcm), self._rate)
                 self._pcm = []
+            self._send_words(message, [], last=True)
             if is_complete and self._listener is None:
                 self._send_sound(message, self._encoder.finish())
             self._put("response.output_audio.done", message, content_index=0)

@@ -22,6 +22,7 @@ from sglang_omni.serve.realtime.listener import AnswerListener
 from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.outputs import Outputs
 from sglang_omni.serve.state import AppState
+from sglang_omni.serve.word_times import check_granularities
 
 Reason = Literal["turn_detected", "client_cancelled", "max_output_tokens"]
 Status = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
@@ -94,6 +95,7 @@ class Response:
             is_spoken=request.config.is_spoken,
             sound=request.config.audio.output.format,
             listener=listener,
+            times=check_granularities(server, request.config.audio.output.timestamp_granularities),
         )
 
     @property

@@ -25,6 +25,7 @@ from sglang_omni.serve.routes.constraints import renamed_params
 from sglang_omni.serve.routes.documented import EVENTS, media
 from sglang_omni.serve.routes.reasoning import usable_effort
 from sglang_omni.serve.state import AppState, request_id_of
+from sglang_omni.serve.word_times import WordTimes, check_granularities
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def chat_routes(server: AppState) -> APIRouter:
                 with_tools=bool(body.tools or body.functions),
                 param="reasoning_effort",
             )
-        generate = to_generate_request(server, body)
+        generate, times = to_generate_request(server, body), _times(server, body)
         generate.session_id, generate.owner = session_key(request, body), owner_of(request)
         audio_format = audio_format_of(body)
         request_id = await request_id_of(request, body.request_id)
@@ -82,6 +83,7 @@ def chat_routes(server: AppState) -> APIRouter:
                 return_token_ids=body.return_token_ids,
                 legacy=body.functions is not None,
                 logprobs=bool(body.logprobs),
+                times=times,
             ),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             timings=body.timings,
@@ -92,6 +94,13 @@ def chat_routes(server: AppState) -> APIRouter:
         return JSONResponse(await until_disconnect(request.receive, _completion(server, reply)))
 
     return router
+
+
+def _times(server: AppState, body: ChatCompletionRequest) -> list[WordTimes]:
+    """How the words of each answer are timed; empty if that is not asked for."""
+    wanted = None if body.audio is None else body.audio.timestamp_granularities
+    each = [check_granularities(server, wanted, "audio.timestamp_granularities") for _ in range(body.n)]
+    return [times for times in each if times is not None]
 
 
 async def _completion(server: AppState, reply: _Reply) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 
 from sglang_omni.generation.answer import GenerateChunk
 from sglang_omni.generation.audio import DEFAULT_SAMPLE_RATE
-from sglang_omni.generation.fields import TokenLogprob, ToolCall
+from sglang_omni.generation.fields import TokenLogprob, ToolCall, TranscriptionWord
 from sglang_omni.generation.results import CompletionResult, PartEncoder
 from sglang_omni.serve.front.streaming import to_json
+from sglang_omni.serve.word_times import WordTimes
 
 _TEXT = ("text",)
 
@@ -24,6 +25,7 @@ class Answers:
         return_token_ids: True if they have token ids and codes of speech.
         legacy: True if a call has OpenAI's older form.
         logprobs: True if they have log-probabilities.
+        times: How the words of each answer are timed; empty if that is not asked for.
     """
 
     created: int
@@ -31,6 +33,7 @@ class Answers:
     return_token_ids: bool
     legacy: bool
     logprobs: bool
+    times: Sequence[WordTimes] = ()
 
     def choice(self, index: int, result: CompletionResult) -> dict[str, Any]:
         """A whole answer."""
@@ -50,6 +53,8 @@ class Answers:
                 "transcript": result.audio.transcript or "",
                 "expires_at": self.created,
             }
+            if self.times:
+                message["audio"] |= self._times(index, result.audio.words, last=True)
         choice: dict[str, Any] = {
             "index": index,
             "message": message,
@@ -72,6 +77,9 @@ class Answers:
         self, index: int, part: GenerateChunk, sound: dict[str, Any], *, is_first: bool
     ) -> dict[str, Any] | None:
         """What a part adds to an answer; None if nothing."""
+        if self.times:
+            timed = self._times(index, part.words, last=part.finish_reason is not None)
+            sound |= timed if timed["words"] else {}
         delta = self._delta(part, sound)
         token_ids = part.token_ids if self.return_token_ids else []
         if not (delta or token_ids or part.logprobs or part.input_transcript):
@@ -89,6 +97,10 @@ class Answers:
 
     def finish_reason(self, reason: str) -> str:
         return "function_call" if self.legacy and reason == "tool_calls" else reason
+
+    def _times(self, index: int, words: list[TranscriptionWord], *, last: bool) -> dict[str, Any]:
+        times = self.times[index]
+        return {"granularity": times.granularity, "words": times.add(words, last=last)}
 
     def _delta(self, part: GenerateChunk, sound: dict[str, Any]) -> dict[str, Any]:
         delta: dict[str, Any] = _reasoning(part.reasoning) if part.reasoning else {}

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.generation.audio import FORMAT_MIME_TYPES, Base64Pieces
 from sglang_omni.generation.errors import no_audio
@@ -25,8 +25,10 @@ from sglang_omni.serve.routes.speech_encoding import (
     speech_request,
     usage_fields,
     whole_speech,
+    with_times,
 )
 from sglang_omni.serve.state import AppState, request_id_of
+from sglang_omni.serve.word_times import WordTimes, check_granularities
 
 
 def speech_routes(server: AppState) -> APIRouter:
@@ -36,7 +38,7 @@ def speech_routes(server: AppState) -> APIRouter:
         "/v1/audio/speech",
         response_model=None,
         response_class=Response,
-        responses=media(*FORMAT_MIME_TYPES.values(), EVENTS),
+        responses=media(*FORMAT_MIME_TYPES.values(), EVENTS, "application/json"),
     )
     async def speech(body: CreateSpeechRequest, request: Request) -> Response:
         """Speak a text."""
@@ -48,6 +50,14 @@ def speech_routes(server: AppState) -> APIRouter:
             raise RequestError(
                 "timings: sent in a header, before a stream has any; leave stream and stream_format out",
                 param="timings",
+                code="unsupported_parameter",
+            )
+        times = check_granularities(server, body.timestamp_granularities)
+        if times is not None and streamed and body.stream_format != "sse":
+            raise RequestError(
+                "timestamp_granularities: a file in pieces has no place for times; set stream_format to "
+                "'sse', or leave out stream and stream_format",
+                param="timestamp_granularities",
                 code="unsupported_parameter",
             )
         request_id = await request_id_of(request, body.request_id)
@@ -65,7 +75,7 @@ def speech_routes(server: AppState) -> APIRouter:
         )
         if streamed:
             speech = EncodedSpeech(server, generate, body.audio_format, request_id)
-            return await until_disconnect(request.receive, _streamed(body, speech, request_id))
+            return await until_disconnect(request.receive, _streamed(body, speech, times, request_id))
         result = await until_disconnect(
             request.receive,
             whole_speech(server, generate, body.audio_format, request_id),
@@ -79,12 +89,17 @@ def speech_routes(server: AppState) -> APIRouter:
             headers["x-sglang-omni-timings"] = json.dumps(result.timings)
         if result.sample_rate is not None:
             headers |= _sample_headers(result.sample_rate)
+        if times is not None:
+            del headers["content-disposition"]
+            return JSONResponse(await with_times(result, times), headers=headers)
         return Response(result.audio_bytes, media_type=result.mime_type, headers=headers)
 
     return router
 
 
-async def _streamed(body: CreateSpeechRequest, speech: EncodedSpeech, request_id: str) -> Response:
+async def _streamed(
+    body: CreateSpeechRequest, speech: EncodedSpeech, times: WordTimes | None, request_id: str
+) -> Response:
     """A response that begins with the first bytes of the file: only then is the sample rate known."""
     pieces = speech.pieces()
     try:
@@ -95,7 +110,7 @@ async def _streamed(body: CreateSpeechRequest, speech: EncodedSpeech, request_id
     if not first:
         raise no_audio(speech.finish_reason)
     if body.stream_format == "sse":
-        return EventStream(_events(speech, first, pieces), request_id=request_id, done=False)
+        return EventStream(_events(speech, times, first, pieces), request_id=request_id, done=False)
     return StreamedResponse(
         _raw(first, pieces),
         media_type=FORMAT_MIME_TYPES[body.audio_format],
@@ -112,12 +127,13 @@ async def _raw(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerato
 
 
 async def _events(
-    speech: EncodedSpeech, first: bytes, rest: AsyncGenerator[bytes, None]
+    speech: EncodedSpeech, times: WordTimes | None, first: bytes, rest: AsyncGenerator[bytes, None]
 ) -> AsyncGenerator[dict[str, Any], None]:
     encoded = Base64Pieces()
 
     def delta(audio: str) -> dict[str, Any]:
-        return {"type": "speech.audio.delta", "audio": audio, "sample_rate": speech.encoder.sample_rate}
+        event = {"type": "speech.audio.delta", "audio": audio, "sample_rate": speech.encoder.sample_rate}
+        return event if times is None else event | {"words": times.add(speech.take_words())}
 
     async with aclosing(_raw(first, rest)) as pieces:
         async for piece in pieces:
@@ -125,11 +141,15 @@ async def _events(
                 yield delta(audio)
     if audio := encoded.add(b"", last=True):
         yield delta(audio)
-    yield {
+    done: dict[str, Any] = {
         "type": "speech.audio.done",
         "usage": usage_fields(speech.usage),
         "finish_reason": speech.finish_reason,
     }
+    if times is not None:
+        words = times.add(speech.take_words(), last=True)
+        done |= {"granularity": times.granularity, "words": words}
+    yield done
 
 
 def _sample_headers(rate: int) -> dict[str, str]:

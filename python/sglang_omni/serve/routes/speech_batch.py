@@ -30,6 +30,7 @@ from sglang_omni.serve.routes.speech_encoding import (
     whole_speech,
 )
 from sglang_omni.serve.state import AppState, request_id_of
+from sglang_omni.serve.word_times import check_granularities
 
 # Of all texts together: an hour of speech, which is kept until the answer is complete.
 MAX_BATCH_CHARS = 65_536
@@ -151,6 +152,9 @@ class _Batch:
             "finish_reason": result.finish_reason,
             "usage": usage_fields(result.usage),
         }
+        if (times := check_granularities(self.server, item.timestamp_granularities)) is not None:
+            words = times.add(result.words, last=True)
+            spoken |= {"duration": result.duration, "granularity": times.granularity, "words": words}
         return spoken | ({"timings": result.timings} if body.timings else {})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,7 +13,7 @@ import numpy as np
 from starlette.requests import HTTPConnection
 
 from sglang_omni.generation.audio import DEFAULT_SAMPLE_RATE, AudioFileEncoder, Samples, check_format
-from sglang_omni.generation.fields import UsageInfo
+from sglang_omni.generation.fields import TranscriptionWord, UsageInfo
 from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.generation.results import SpeechResult, to_speech
 from sglang_omni.proto import RequestError
@@ -20,6 +22,7 @@ from sglang_omni.serve.models.speech import SpeechFields
 from sglang_omni.serve.observe.playback_metrics import listening
 from sglang_omni.serve.routes.constraints import renamed_params
 from sglang_omni.serve.state import AppState
+from sglang_omni.serve.word_times import WordTimes, check_granularities
 
 _REFERENCES = ("ref_audio", "ref_text")
 
@@ -42,6 +45,7 @@ def check_speech(
     if fields.instructions and not server.takes("speech", "instructions"):
         server.ignore("instructions", "of no effect on this model's speech")
         fields.instructions = None
+    check_granularities(server, fields.timestamp_granularities)
     with renamed_params({"max_new_tokens": "max_tokens"} if fields.max_new_tokens is None else {}):
         server.check_params("speech", fields.given, stage_params)
 
@@ -120,6 +124,21 @@ def usage_fields(usage: UsageInfo | None) -> dict[str, int]:
     }
 
 
+async def with_times(result: SpeechResult, times: WordTimes) -> dict[str, Any]:
+    """A whole speech as JSON, with its words."""
+    audio = await asyncio.to_thread(base64.b64encode, result.audio_bytes)
+    return {
+        "audio": audio.decode("ascii"),
+        "format": result.format,
+        "sample_rate": result.sample_rate,
+        "duration": result.duration,
+        "granularity": times.granularity,
+        "words": times.add(result.words, last=True),
+        "usage": usage_fields(result.usage),
+        "finish_reason": result.finish_reason,
+    }
+
+
 async def whole_speech(
     server: AppState, generate: GenerateRequest, audio_format: str, request_id: str
 ) -> SpeechResult:
@@ -140,9 +159,15 @@ class EncodedSpeech:
         self.encoder = AudioFileEncoder(audio_format)
         self.usage: UsageInfo | None = None
         self.finish_reason = "stop"
+        self._words: list[TranscriptionWord] = []
         self._parts = server.transport.parts(generate, request_id)
         self._metrics = server.metrics
         self._began = time.monotonic()
+
+    def take_words(self) -> list[TranscriptionWord]:
+        """Those that begin in the sound that has come since the last call, if the pipeline tells."""
+        words, self._words = self._words, []
+        return words
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yields the file's pieces, none of them empty."""
@@ -152,6 +177,7 @@ class EncodedSpeech:
                 async for part in parts:
                     self.usage = part.usage or self.usage
                     self.finish_reason = part.finish_reason or self.finish_reason
+                    self._words += part.words
                     if (samples := part.samples) is None:
                         continue
                     rate = part.sample_rate or DEFAULT_SAMPLE_RATE

@@ -39,6 +39,7 @@ from sglang_omni.serve.routes.speech_encoding import (
 )
 from sglang_omni.serve.routes.text_stream import Sentence, Utterance
 from sglang_omni.serve.state import AppState, request_id_of
+from sglang_omni.serve.word_times import check_granularities
 
 # Seconds without a message while nothing is spoken.
 IDLE_S = 60.0
@@ -239,6 +240,7 @@ class _Session:
         An utterance's first ``audio.start`` has the warnings, as an answer over HTTP has them as headers.
         """
         place = {"utterance_index": utterance, "sentence_index": sentence.index}
+        times = check_granularities(self._server, config.timestamp_granularities)
         sent, kept = 0, b""
         first = piece = await sentence.pieces.get()
         encoder = sentence.speech.encoder
@@ -258,6 +260,11 @@ class _Session:
         if kept:
             await self._send_audio(kept, config, place)
         error = sentence.error
+        if times is not None and error is None:
+            words = times.add(sentence.speech.take_words(), last=True)
+            await self._send(
+                {"type": "audio.words", **place, "granularity": times.granularity, "words": words}
+            )
         if error is not None:
             await self._send_error(error, **place)
         elif first is None:
