@@ -97,7 +97,8 @@ ANSWERS = {
         "the sound file, with its rate in `X-Sample-Rate` and its end in `X-Finish-Reason`. With "
         '`stream_format: "sse"`: '
         "the events `speech.audio.delta` with `audio` (base64) and `sample_rate`, then "
-        "`speech.audio.done` with `usage`."
+        "`speech.audio.done` with `usage`. With `timestamp_granularities`: JSON with `audio` (base64), "
+        "`format`, `sample_rate`, `duration`, `granularity` and `words`; the events have `words` too."
     ),
     "POST /v1/audio/speech/batch": (
         "`results`, one for each item in their order, with `status`, `audio_data` (base64), `media_type` and "
@@ -165,6 +166,9 @@ SERVER_EVENTS = {
             ", and in an utterance's first one `warnings`, if there are any"
         ),
         "audio.delta": 'its sound as `audio` (base64), with `audio_frames: "base64"`',
+        "audio.words": (
+            "with `timestamp_granularities`, when each of its words is spoken: `granularity`, `words`"
+        ),
         "audio.done": "it is spoken: `total_bytes`, `finish_reason`; `error: true` if it failed",
         "session.done": "the utterance is spoken: `total_sentences`, `usage`",
         "session.cancelled": "the answer to `session.cancel`",
@@ -199,6 +203,9 @@ SERVER_EVENTS = {
         "response.output_text.delta": "written text, a piece: `delta`",
         "response.output_text.done": "the whole: `text`",
         "response.output_audio.delta": "sound in the session's output format: `delta` (base64)",
+        "response.output_audio.words": (
+            "with `timestamp_granularities`, when each word is spoken: `granularity`, `words`"
+        ),
         "response.output_audio.done": "all of it was sent",
         "response.output_audio_transcript.delta": "what the sound says, a piece: `delta`",
         "response.output_audio_transcript.done": "the whole: `transcript`",

@@ -102,7 +102,7 @@ def test_an_optional_field_may_be_null() -> None:
         ("/ping", set()),
         ("/v1/chat/completions", {"application/json", "text/event-stream"}),
         ("/v1/responses", {"application/json", "text/event-stream"}),
-        ("/v1/audio/speech", {*FORMAT_MIME_TYPES.values(), "text/event-stream"}),
+        ("/v1/audio/speech", {*FORMAT_MIME_TYPES.values(), "text/event-stream", "application/json"}),
         (
             "/v1/audio/transcriptions",
             {"application/json", "text/plain", "text/vtt", "text/event-stream"},
