@@ -16,10 +16,17 @@ from sglang_omni.serve.realtime.spoken_text import Spoken
 TEXT = "The sea is wide. It is old. It has more to tell"
 
 
+RATE = 1000
+
+
+def sound(seconds: float) -> np.ndarray:
+    return np.ones(round(seconds * RATE), np.float32)
+
+
 def reported(*pieces: tuple[str, float], is_whole: bool = False) -> Spoken:
     spoken = Spoken()
     for text, seconds in pieces:
-        spoken.add(text, seconds)
+        spoken.add(text, sound(seconds), RATE)
     spoken.is_whole = is_whole
     return spoken
 
@@ -64,8 +71,10 @@ def test_sentences_that_were_spoken(seconds: float, heard: str) -> None:
 def test_words_whose_times_are_known(seconds: float, heard: str) -> None:
     text = "“The sea, it’s **5** miles” wide."
     spoken = Spoken()
-    spoken.add(text, 1.5, [word("The", 0.1, 0.4), word("sea", 0.9, 1.2)])
-    spoken.add("", 2.5, [word("it’s", 1.7, 2.0), word("five", 2.0, 2.4), word("miles", 2.6, 3.2)])
+    spoken.add(text, sound(1.5), RATE, [word("The", 0.1, 0.4), word("sea", 0.9, 1.2)])
+    spoken.add(
+        "", sound(2.5), RATE, [word("it’s", 1.7, 2.0), word("five", 2.0, 2.4), word("miles", 2.6, 3.2)]
+    )
     assert spoken.until(seconds, text) == heard
     spoken.cut(seconds, heard)
     assert spoken.until(seconds, heard) == heard
@@ -75,8 +84,8 @@ def test_words_whose_times_are_known(seconds: float, heard: str) -> None:
 
 def test_sentences_whose_times_are_known() -> None:
     spoken = Spoken()
-    spoken.add("", 3.0, [word("The sea is wide.", 0.5, 2.5)])
-    spoken.add("", 3.0, [word("It is old.", 3.0, 5.0)])
+    spoken.add("", sound(3.0), RATE, [word("The sea is wide.", 0.5, 2.5)])
+    spoken.add("", sound(3.0), RATE, [word("It is old.", 3.0, 5.0)])
     assert [spoken.until(at, TEXT) for at in (0.4, 1.5, 2.7, 4.1, 5.0)] == [
         "",
         "The sea",
@@ -98,7 +107,28 @@ def test_a_pipeline_that_does_not_tell_what_its_sound_speaks() -> None:
     assert whole.until(2.0, text) == "one two three four"
     assert whole.until(4.0, text) == text
     # How much of the text the sound speaks so far is not known: a voice's usual pace is taken.
-    assert reported(("", 1.0)).until(1.0, "x" * 15 + " more") == "x" * 15
+    assert reported(("", 1.0)).until(1.0, "x" * 21 + " more") == "x" * 21
+
+
+def test_nothing_is_spoken_in_pauses() -> None:
+    text = "one two three four five six seven eight"
+    pause = np.full(RATE, 0.001, np.float32)
+    for told in ("", text):
+        spoken = Spoken()
+        # A pause that begins in one piece of sound and ends in the next, and a gap within a word.
+        first = np.concatenate([pause, sound(0.45), pause[:40], sound(0.51), pause])
+        spoken.add(told, np.concatenate([first, pause, sound(1.0), pause]), RATE)
+        spoken.is_whole = True
+        heard = [spoken.until(at, text) for at in (0.9, 2.0, 3.9, 4.5, 5.1)]
+        half = "one two three four"
+        assert heard == ["", half, half, "one two three four five six", text]
+
+
+def test_silence_is_heard_without_words() -> None:
+    spoken = reported(("", 2.0))
+    quiet = Spoken()
+    quiet.add("", np.zeros(2 * RATE, np.float32), RATE)
+    assert spoken.until(1.0, TEXT) == quiet.until(1.0, TEXT)
 
 
 def test_what_is_cut_is_gone() -> None:

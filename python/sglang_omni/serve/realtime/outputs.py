@@ -68,7 +68,7 @@ class Outputs:
             return
         message = self._in_message()
         rate = part.sample_rate or DEFAULT_SAMPLE_RATE
-        message.content[0].spoken.add(part.spoken_text, len(samples) / rate, part.words)
+        message.content[0].spoken.add(part.spoken_text, samples, rate, part.words)
         self.played_at = max(self.played_at, time.monotonic()) + len(samples) / rate
         self._rate = self._rate or rate
         if rate == self._rate:

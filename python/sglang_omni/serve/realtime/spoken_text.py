@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from sglang_omni.generation.fields import TranscriptionWord
+from sglang_omni.generation.samples import Samples
 
 # What closes a word: it is heard with it.
 _MARKS = re.compile(r"[^\w\s]*")
-# A voice's pace, where nothing tells which sound speaks what.
-_CHARACTERS_PER_SECOND = 15.0
+# A voice's pace between its pauses, where nothing tells which sound speaks what.
+_CHARACTERS_PER_SECOND = 21.0
+_FRAME_S = 0.02
+# What is this much below the loudest frame, for so many frames, is a pause.
+_QUIET = 0.02
+_PAUSE_FRAMES = 5
 
 
 class Spoken:
@@ -18,7 +25,7 @@ class Spoken:
 
     A pipeline may tell when it speaks each word, or what each piece of sound speaks, as a sentence. Within
     such a piece, and in an answer of a pipeline that does not tell, the text is taken to be spoken at an even
-    pace.
+    pace, without the pauses that the sound has.
 
     Attributes:
         seconds: How long the sound is.
@@ -30,14 +37,23 @@ class Spoken:
         self.is_whole = False
         self._pieces: list[tuple[str, float]] = []
         self._words: list[TranscriptionWord] = []
+        # Of the sound's frames: their ends in seconds, and their loudest samples.
+        self._ends: list[float] = [0.0]
+        self._loudness: list[float] = []
 
-    def add(self, text: str, seconds: float, words: Sequence[TranscriptionWord] = ()) -> None:
+    def add(self, text: str, samples: Samples, rate: int, words: Sequence[TranscriptionWord] = ()) -> None:
         """
         Args:
             text: What this sound speaks; empty if the pipeline does not tell.
-            seconds: Of the sound.
+            samples: float32 of shape (n,), n at least 1.
+            rate: In Hz.
             words: Those that begin in it, timed from where the answer begins.
         """
+        seconds = len(samples) / rate
+        frames = -int(-seconds // _FRAME_S)
+        begins = len(samples) * np.arange(frames) // frames
+        self._loudness += np.maximum.reduceat(np.abs(samples), begins).tolist()
+        self._ends += (self.seconds + np.arange(1, frames + 1) * (seconds / frames)).tolist()
         self.seconds += seconds
         self._pieces.append((text, seconds))
         self._words += words
@@ -56,17 +72,30 @@ class Spoken:
         if self._words:
             return self._words_until(seconds, text)
         if not any(piece for piece, _ in self._pieces):
-            pace = len(text) / self.seconds if self.is_whole and self.seconds else _CHARACTERS_PER_SECOND
-            return _words(text, pace * seconds)
-        end = 0
+            pace = len(text) / self._voiced(0, self.seconds) if self.is_whole else _CHARACTERS_PER_SECOND
+            return _words(text, pace * self._voiced(0, seconds))
+        end, start = 0, 0.0
         for piece, length in self._pieces:
             found = text.find(piece, end)
             begin = end if found < 0 else found
-            if seconds < length:
-                return _words(text[: begin + len(piece)], begin + len(piece) * seconds / length)
-            seconds -= length
+            if seconds < start + length:
+                share = self._voiced(start, seconds) / self._voiced(start, start + length)
+                return _words(text[: begin + len(piece)], begin + len(piece) * share)
+            start += length
             end = begin + len(piece)
         return text[:end]
+
+    def _voiced(self, start: float, end: float) -> float:
+        """Seconds of sound between these two moments without its pauses; above 0 if there is any sound."""
+        loudness = np.array(self._loudness)
+        is_pause = loudness < _QUIET * loudness.max(initial=0.0)
+        changes = np.flatnonzero(np.diff(is_pause, prepend=False, append=False))
+        for first, last in changes.reshape(-1, 2):
+            if last - first < _PAUSE_FRAMES:
+                is_pause[first:last] = False
+        lengths = np.diff(self._ends) * np.where(is_pause, 1e-6, 1.0)
+        voiced = np.concatenate(([0.0], np.cumsum(lengths)))
+        return float(np.diff(np.interp((start, end), self._ends, voiced))[0])
 
     def _words_until(self, seconds: float, text: str) -> str:
         end = 0
@@ -87,7 +116,7 @@ class Spoken:
 
 def _words(text: str, characters: float) -> str:
     """The first so many characters of a text, up to the end of a word."""
-    count = int(characters)
+    count = round(characters)
     if count >= len(text):
         return text
     return text[:count] if text[count].isspace() else text[: text.rfind(" ", 0, count) + 1].rstrip()
