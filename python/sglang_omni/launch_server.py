@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni._core import check_router_config, router_policies
 from sglang_omni.command_line import CommandParser
 from sglang_omni.router.flags import add_flags as add_router_flags
+from sglang_omni.serve.kept_voices import KeptVoices, owners_secret
 from sglang_omni.serve.launch.counterparts import counterpart
 from sglang_omni.serve.launch.flags import not_empty
 from sglang_omni.serve.launch.ice import replicas_turn, take_ice_servers
@@ -117,6 +119,11 @@ def _parse(parser: CommandParser, argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
     check_listen_flags(parser, args)
     args.access = take_access(parser, args)
+    if args.voices_dir is not None:
+        try:
+            args.access = replace(args.access, owner_secret=owners_secret(args.voices_dir))
+        except OSError as exc:
+            parser.error(f"--voices-dir {args.voices_dir}: {exc.strerror or exc}")
     args.ice_servers = take_ice_servers(parser, args)
     args.tracing = take_tracing(parser, args)
     if args.tracing is not None and args.api_workers > 1:
@@ -208,9 +215,23 @@ def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
         tls=None if args.ssl_certfile is None else Certificate(args.ssl_certfile, args.ssl_keyfile),
         tracing=args.tracing,
         ice_servers=args.ice_servers,
+        voices=_kept_voices(plan.config, args),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run_replica(plan, options))
+
+
+def _kept_voices(config: PipelineConfig, args: argparse.Namespace) -> KeptVoices | None:
+    """
+    Raises:
+        LaunchError: There is a folder for voices, and the model clones none.
+    """
+    if args.voices_dir is None:
+        return None
+    voice_encoder = getattr(config, "voice_encoder", None)
+    if voice_encoder is None:
+        raise LaunchError(f"--voices-dir: {config.name} clones no voices; leave it out")
+    return KeptVoices(args.voices_dir, voice_encoder())
 
 
 def _model_names(config: PipelineConfig, args: argparse.Namespace) -> list[str]:
@@ -228,6 +249,8 @@ def _run_fleet(args: argparse.Namespace) -> int:
     with only_first(share_of_each(devices, args.dp_size)):
         plan = _plan(args)
     config = plan.config
+    # Known before the replicas start.
+    _kept_voices(config, args)
     from_hub = Path(config.model_path).is_absolute() and config.model_path != args.model_path
     if from_hub and not given_parts(args):
         # Downloaded from the hub: the replicas get the directory, and the name by which it was asked for.
@@ -240,6 +263,7 @@ def _run_fleet(args: argparse.Namespace) -> int:
         replica_args=passed_on(args),
         replica_environment=replicas_turn(args.ice_servers),
         router=args.router,
+        run_secret=None if args.voices_dir is None else args.access.owner_secret,
         start_timeout=args.start_timeout + 30.0,
         drain_timeout=args.drain_timeout,
         heartbeat_timeout=plan.config.watchdog.heartbeat_timeout,

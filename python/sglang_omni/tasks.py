@@ -20,6 +20,7 @@ from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.proto.tasks import (
     AudioChunk,
     AudioResult,
+    EncodedVoice,
     SpokenWord,
     Task,
     TextChunk,
@@ -182,12 +183,14 @@ class SpeechRequest(_TaskRequest):
 
     Attributes:
         voice: The voice's name; None for the pipeline's own choice.
+        encoded_voice: The kept voice in its place, of a pipeline that keeps any.
         speed: 1.0 is the voice's own.
     """
 
     text: str
     voice: str | None
     speed: float
+    encoded_voice: EncodedVoice | None = None
 
     @classmethod
     def of(cls, payload: StagePayload) -> Self:
@@ -195,7 +198,7 @@ class SpeechRequest(_TaskRequest):
         Raises:
             RequestError: The request is of another task.
         """
-        inputs = _inputs(payload.request, ("speech",), ("text",))
+        inputs = _inputs(payload.request, ("speech",), ("text", "voice"))
         params = payload.request.params
         speed = params.get("speed")
         return cls._of(
@@ -203,6 +206,7 @@ class SpeechRequest(_TaskRequest):
             text=_given(inputs.get("text"), (str,), "input", "text"),
             voice=params.get("voice"),
             speed=1.0 if speed is None else float(speed),
+            encoded_voice=inputs.get("voice"),
         )
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, Required, TypedDict
 
-Task = Literal["chat", "completion", "speech", "transcription", "translation"]
+Task = Literal["chat", "completion", "speech", "transcription", "translation", "voice"]
 # What a voice knows the times of.
 Granularity = Literal["word", "sentence"]
-TASKS: tuple[Task, ...] = ("chat", "completion", "speech", "transcription", "translation")
+TASKS: tuple[Task, ...] = ("chat", "completion", "speech", "transcription", "translation", "voice")
 
 
 class ChatInputs(TypedDict):
@@ -27,10 +27,32 @@ class CompletionInputs(TypedDict, total=False):
     prompt_token_ids: list[int]
 
 
-class SpeechInputs(TypedDict):
-    """``OmniRequest.inputs`` of ``/v1/audio/speech``: the text to speak."""
+class EncodedVoice(TypedDict, total=False):
+    """A voice as a model reads it, made from a recording once.
 
-    text: str
+    Attributes:
+        codes: (frames, groups) integers, the recording's; an array, or a tensor.
+        text: What the recording says; None or left out if that is not known.
+        speaker: (n,) float32, the voice itself, of models that read it as a vector.
+    """
+
+    codes: Required[Any]
+    text: str | None
+    speaker: Any
+
+
+class SpeechInputs(TypedDict, total=False):
+    """``OmniRequest.inputs`` of ``/v1/audio/speech``: the text to speak, and the kept voice for it."""
+
+    text: Required[str]
+    voice: EncodedVoice
+
+
+class VoiceInputs(TypedDict):
+    """``OmniRequest.inputs`` of an upload to ``/v1/audio/voices``: an encoded file, and what it says."""
+
+    audio: bytes
+    text: str | None
 
 
 class TranscriptionInputs(TypedDict):
@@ -199,3 +221,15 @@ class Transcript(TypedDict, total=False):
     duration: float
     segments: list[TranscriptPiece]
     modality: str
+
+
+class VoiceResult(TypedDict):
+    """The whole answer to the recording of a voice.
+
+    Attributes:
+        voice: Without ``text``, which the caller knows; its values are arrays.
+        seconds: Of the recording.
+    """
+
+    voice: EncodedVoice
+    seconds: float

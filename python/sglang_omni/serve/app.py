@@ -21,6 +21,7 @@ from sglang_omni.serve.front.middleware import AdmissionMiddleware
 from sglang_omni.serve.front.origins import cross_origin
 from sglang_omni.serve.front.request_ids import RequestIds
 from sglang_omni.serve.front.route_hints import RouteHints
+from sglang_omni.serve.kept_voices import KeptVoices
 from sglang_omni.serve.realtime.ice import NO_ICE_SERVERS, IceServers
 from sglang_omni.serve.routes.admin import admin_routes
 from sglang_omni.serve.routes.chat import chat_routes
@@ -86,6 +87,7 @@ def create_app(
     graph: PipelineGraph | None = None,
     strict_params: bool = False,
     ice_servers: IceServers = NO_ICE_SERVERS,
+    voices: KeptVoices | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -104,6 +106,7 @@ def create_app(
         graph: The pipeline's stages and edges, which the page draws; None: it has nothing to draw.
         strict_params: Refuse what answers would else only warn of.
         ice_servers: Help clients of other networks to reach calls over WebRTC.
+        voices: Keeps those that clients upload; None: none are taken.
     """
     server = AppState(
         client=client,
@@ -118,6 +121,7 @@ def create_app(
         graph=graph,
         strict_params=strict_params,
         ice_servers=ice_servers,
+        voices=voices,
     )
     routers = [make(server) for make in (*GENERATION_ROUTES, *_OTHER_ROUTES)]
     return app_of(server, access or Access(), routers, max_body_size, tracer=tracer)

@@ -26,6 +26,7 @@ from sglang_omni.serve.front.request_ids import RunningRequests
 from sglang_omni.serve.front.session import owner_of
 from sglang_omni.serve.front.warnings import warn
 from sglang_omni.serve.front.websockets import OpenWebSockets
+from sglang_omni.serve.kept_voices import KeptVoice, KeptVoices
 from sglang_omni.serve.metrics import Metrics
 from sglang_omni.serve.observe.history import History
 from sglang_omni.serve.prompts import Prompts
@@ -121,6 +122,7 @@ class AppState:
         graph: The pipeline, to be drawn; None if it is not known.
         strict_params: True if fields of no effect are refused, of which an answer else only warns.
         ice_servers: Help clients of other networks to reach calls over WebRTC.
+        voices: Those that clients upload; None: none are kept.
     """
 
     client: Client
@@ -141,6 +143,7 @@ class AppState:
     graph: PipelineGraph | None = None
     strict_params: bool = False
     ice_servers: IceServers = NO_ICE_SERVERS
+    voices: KeptVoices | None = None
     responses: ResponseStore = field(default_factory=ResponseStore)
     transport: Transport = field(init=False)
     coordinator: AdminCoordinator = field(init=False)
@@ -222,11 +225,31 @@ class AppState:
             self.capabilities.output_modalities, modality, param, f"gives no {modality} output; it gives"
         )
 
-    def check_voice(self, voice: str | None, param: str) -> str | None:
+    def kept_voice(self, voice: str | None, owner: str | None) -> KeptVoice | None:
+        """The owner's kept voice of a name or an id; None if there is none.
+
+        Raises:
+            Unavailable: The folder of voices cannot be read.
+        """
+        return None if voice is None or self.voices is None else self.voices.find(voice, owner)
+
+    def voice_names(self, owner: str | None) -> list[str]:
+        """The names that ``voice`` may have: the model's own, and those of the owner's kept voices.
+
+        Raises:
+            Unavailable: The folder of voices cannot be read.
+        """
+        kept = [] if self.voices is None else filter(self.voices.reads, self.voices.of_owner(owner))
+        return sorted({*(self.capabilities.voices or ()), *(voice.name for voice in kept)})
+
+    def check_voice(self, voice: str | None, param: str, owner: str | None = None) -> str | None:
         """The voice to speak with; None if the request names none.
 
         Of OpenAI's names, which clients send to any model, those that the model does not have stand for its
         default voice. The answer then has a warning.
+
+        Args:
+            owner: Whose kept voices are listed, too, if the model has no such voice.
 
         Raises:
             RequestError: The model has no such voice.
@@ -237,7 +260,9 @@ class AppState:
         if default is not None and voice.lower() in OPENAI_VOICES and not self.strict_params:
             warn(f"this model has no voice {voice!r}, one of OpenAI's: its default voice {default!r} speaks")
             return default
-        self._check(own, voice.lower(), param, f"has no voice {voice!r}; it has")
+        known = self.voice_names(owner)
+        shared = "" if self.voices is None else " here (servers that share --voices-dir have the same ones)"
+        self._check(known, voice.lower(), param, f"has no voice {voice!r}{shared}; it has")
         return voice
 
     def check_word_times(self, param: str) -> Granularity:

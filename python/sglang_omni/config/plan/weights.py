@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from sglang_omni.weight_files import weight_files_in
 
 # A header is a few hundred bytes a tensor; a larger one is no safetensors file.
 _MAX_HEADER_BYTES = 100_000_000
+# Of a tensor's or an archive's bytes, and of a word's letters, what tells weights apart.
+_SAMPLE_BYTES, _ARCHIVE_END, _WORD = 1024, 2**20, 24
 # Of safetensors' names of dtypes, those of plain floats, which are converted while they are loaded.
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -22,12 +25,13 @@ ONLINE_QUANTIZATIONS: dict[str | None, float] = {"fp8": 1.0, "w8a8_fp8": 1.0, "m
 
 
 class TensorSize(NamedTuple):
-    """A stored tensor; ``dtype`` is safetensors' name, such as ``"BF16"``."""
+    """A stored tensor, from ``offset`` of its file on; ``dtype`` is safetensors' name, such as ``"BF16"``."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     stored_bytes: int
+    offset: int
 
     def loaded_bytes(self, dtype: str, linear_item: float | None) -> int:
         """Its bytes on a device.
@@ -72,6 +76,35 @@ def loaded_bytes(
     return sum(size.loaded_bytes(dtype, linear_item) for size in sizes if size.name.startswith(wanted))
 
 
+def weights_identity(model_path: str | Path, prefixes: Sequence[str] = ("",)) -> str:
+    """A word for the tensors whose names begin with one of ``prefixes``: another for other weights.
+
+    It is made of names, shapes and the first bytes of each, so that it takes no time.
+
+    Raises:
+        FileNotFoundError, ValueError: As ``tensor_sizes``, or there is no such tensor.
+    """
+    wanted, found = tuple(prefixes), dict[str, bytes]()
+    for path in _files(Path(model_path).expanduser().absolute()):
+        with path.open("rb") as file:
+            for size in _header(path, path.stat().st_size):
+                if size.name.startswith(wanted):
+                    file.seek(size.offset)
+                    about = f"{size.name} {size.dtype} {size.shape} ".encode()
+                    found[size.name] = about + file.read(min(size.stored_bytes, _SAMPLE_BYTES))
+    if not found:
+        raise ValueError(f"{model_path} has no tensor {' or '.join(wanted)}...")
+    return hashlib.sha256(b"".join(found[name] for name in sorted(found))).hexdigest()[:_WORD]
+
+
+def archive_identity(path: Path) -> str:
+    """The same for a file of ``torch.save``: an archive, at whose end are the checksums of its members."""
+    with path.open("rb") as file:
+        length = file.seek(0, 2)
+        file.seek(max(0, length - _ARCHIVE_END))
+        return hashlib.sha256(f"{length} ".encode() + file.read()).hexdigest()[:_WORD]
+
+
 def _files(directory: Path) -> list[Path]:
     chosen = weight_files_in(directory)
     for name in chosen.files:
@@ -101,6 +134,7 @@ def _header(path: Path, length: int) -> Iterator[TensorSize]:
             begin, end = entry["data_offsets"]
             if 8 + nbytes + end > length:
                 raise ValueError(f"{name!r} ends beyond the file")
-            yield TensorSize(name, entry["dtype"], tuple(map(int, entry["shape"])), int(end - begin))
+            shape = tuple(map(int, entry["shape"]))
+            yield TensorSize(name, entry["dtype"], shape, int(end - begin), 8 + nbytes + int(begin))
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"{path} is corrupted or incomplete ({exc}): download it again") from exc

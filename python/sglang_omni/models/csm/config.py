@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.plan.weights import weights_identity
 from sglang_omni.config.schema import StageConfig
+from sglang_omni.models.codecs.mimi_stages import PREFIX
 from sglang_omni.models.csm.decoders import decoder_config
 from sglang_omni.models.csm.request_params import REQUEST_PARAMS, SPEAKERS
 from sglang_omni.models.frames.config import FramesPipelineConfig, speech_stages
@@ -35,6 +37,10 @@ class CsmPipelineConfig(FramesPipelineConfig):
         from sglang_omni.models.csm.components.checkpoint import CsmCheckpoint
 
         return dict(CsmCheckpoint.from_dir(self.model_path).sampling), "Sesame's own code"
+
+    def voice_encoder(self) -> str:
+        """What identifies the encoder of voices."""
+        return weights_identity(self.model_path, (PREFIX,))
 
     def speech_decoder(self) -> DecoderConfig:
         return decoder_config(json.loads((Path(self.model_path) / "config.json").read_bytes()))

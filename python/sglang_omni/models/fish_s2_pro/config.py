@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.memory import MemoryDemand
+from sglang_omni.config.plan.weights import archive_identity
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.schema.defaults import Default, first_voice, in_words
 from sglang_omni.gpus import Gpu
@@ -21,6 +23,7 @@ _STAGES = "sglang_omni.models.fish_s2_pro.stages"
 _ROUTING = "sglang_omni.models.fish_s2_pro.routing"
 # Some 48 s.
 MAX_PASSAGE_FRAMES = 1024
+CODEC_FILE = "codec.pth"
 _MODELS = ("voice_encoder", "dual_ar", "codec")
 
 
@@ -36,6 +39,7 @@ class FishS2PipelineConfig(SpeechPipelineConfig):
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     name: str | None = "fish-s2-pro"
+    terminal_stages_fn: str | None = f"{_ROUTING}.terminal_stages"
     stages: list[StageConfig] = Field(
         default_factory=lambda: speech_stages(_STAGES, codec=_STAGES, names=_MODELS, routing=_ROUTING)
     )
@@ -60,6 +64,10 @@ class FishS2PipelineConfig(SpeechPipelineConfig):
         spoken = f"{context:,} tokens and frames of a passage and its speech"
         yield Default("context", spoken, "max_seq_len of config.json")
         yield first_voice(self.voices, "the model makes it up")
+
+    def voice_encoder(self) -> str:
+        """What identifies the encoder of voices."""
+        return archive_identity(Path(self.model_path) / CODEC_FILE)
 
     def memory_demand(self, stage: StageConfig, args: Mapping[str, Any]) -> MemoryDemand | None:
         """What a stage wants of a GPU; ``config.memory`` asks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -13,7 +14,8 @@ from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoin
 from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
 from sglang_omni.models.fish_s2_pro.voices import DEFAULT_VOICE, NamedVoice
 from sglang_omni.models.frames.preprocess import SpokenLimits
-from sglang_omni.models.frames.speech import SpeechParts
+from sglang_omni.models.frames.speech import SpeechParts, keeps_voice
+from sglang_omni.models.frames.voices import AUDIO, checked_recording, to_encode
 from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.request_params import check_params
 from sglang_omni.preprocessing.sentences import passages
@@ -27,8 +29,7 @@ _VOICE_PARAMS = ("voice", "ref_audio", "ref_text")
 class FishS2Preprocessor:
     """Takes ``{"text": str}``, with a voice in the parameters ``voice``, or ``ref_audio`` and ``ref_text``.
 
-    In Python, a voice may also be given by its codes, ``{"text": str, "voice": {"text": str, "codes":
-    (frames, groups)}}``.
+    A kept voice comes as its codes, ``{"text": str, "voice": {"text": str, "codes": (frames, groups)}}``.
 
     Args:
         sample_rate: Of the codec, in Hz.
@@ -66,7 +67,9 @@ class FishS2Preprocessor:
             Aborted: The request was aborted.
         """
         request, check = payload.request, until_aborted(aborted)
-        # Speech is the only task, whatever the request's metadata say.
+        if keeps_voice(request):
+            return self._to_keep(payload, check)
+        # Speech is the only other task, whatever the request's metadata say.
         check_params("speech", request.params, REQUEST_PARAMS, spoken=True)
         inputs = {"text": request.inputs} if isinstance(request.inputs, str) else request.inputs
         if not isinstance(inputs, Mapping):
@@ -107,7 +110,7 @@ class FishS2Preprocessor:
             )
         if given is not None:
             data["reference_codes"] = self._codes(given)
-            text = given["text"]
+            text = given.get("text")
         elif audio is not None:
             data["recording"] = self._limits.recording(audio, self._sample_rate, check)
         elif name is not None and str(name).lower() != DEFAULT_VOICE:
@@ -127,10 +130,21 @@ class FishS2Preprocessor:
             return
         if text is not None and not isinstance(text, str):
             raise RequestError("ref_text: must be a text", param="ref_text", code="invalid_type")
-        data["reference"] = []
-        if text:
-            said = text if text.startswith("<|speaker:") else f"<|speaker:0|>{text}"
-            data["reference"] = self._tokens(said, "ref_text", check)
+        data["reference"] = self._said(text, check) if text else []
+
+    def _said(self, text: str, check: Check) -> list[int]:
+        return self._tokens(
+            text if text.startswith("<|speaker:") else f"<|speaker:0|>{text}", "ref_text", check
+        )
+
+    def _to_keep(self, payload: StagePayload, check: Check) -> StagePayload:
+        """The recording of a voice to keep."""
+        given = payload.request.inputs
+        recording = self._limits.recording(given["audio"], self._sample_rate, check, param=AUDIO)
+        seconds = checked_recording(recording, self._sample_rate)
+        said = self._said(given["text"], check) if given.get("text") else []
+        self._check_room(SpeechParts(parts=[[]], opening=[], recording=recording, reference=said), AUDIO)
+        return to_encode(payload, recording, seconds)
 
     def _tokens(self, text: str, param: str, check: Check) -> list[int]:
         """Token ids of a user's text, none of them a control token, however the text is spelled."""
@@ -138,7 +152,7 @@ class FishS2Preprocessor:
         self._tokenizer.check_characters(text, self._most, param=param)
         return self._tokenizer.encode(self._tokenizer.hide(text), most=self._most, check=check)
 
-    def _check_room(self, data: SpeechParts) -> None:
+    def _check_room(self, data: SpeechParts, voice_param: str = "ref_audio") -> None:
         """Refuses a voice that, with the longest passage, takes more than half of the context."""
         frames, said = len(data.get("reference_codes", ())), len(data.get("reference", ()))
         if (recorded := data.get("recording")) is not None:
@@ -148,19 +162,19 @@ class FishS2Preprocessor:
             raise RequestError(
                 f"the voice, {frames} frames and {said} tokens of text, and the longest "
                 f"passage are {tokens} tokens together; {self._most // 2} of the model's context may be so",
-                param="ref_audio" if frames else "input",
+                param=voice_param if frames else "input",
                 code="context_length_exceeded",
             )
 
     def _codes(self, voice: Any) -> Tensor:
         groups = self._checkpoint.fast.num_code_groups
         size = self._checkpoint.codebook_size
-        if not isinstance(voice, Mapping) or not isinstance(voice.get("text"), str):
+        if not isinstance(voice, Mapping) or not isinstance(voice.get("text"), str | None):
             raise RequestError(
                 "a voice is an object with the text it says and its codes", param="voice", code="invalid_type"
             )
         try:
-            codes = torch.as_tensor(voice.get("codes"), dtype=torch.long)
+            codes = torch.as_tensor(np.array(voice.get("codes")), dtype=torch.long)
         except (TypeError, ValueError, RuntimeError) as exc:
             raise RequestError(
                 f"voice.codes are no integers: {exc}", param="voice", code="invalid_type"

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 MIMI_STAGES = "sglang_omni.models.codecs.mimi_stages"
 _SPEECH = "sglang_omni.models.frames.speech"
+_VOICES = "sglang_omni.models.frames.voices"
+# The stage that answers with a voice to keep.
+VOICE = "voice"
 
 
 def speech_stages(
@@ -37,14 +40,14 @@ def speech_stages(
         factories: The module with the family's ``create_preprocess`` and ``create_speak``.
         codec: The module with its codec's ``create_reference`` and ``create_code2wav``.
         names: Of these stages, in the family's words, and of their factories after ``create_``.
-        routing: The module with ``after_preprocess`` and ``to_code2wav``.
+        routing: The module with ``after_preprocess``, ``after_reference`` and ``to_code2wav``.
         continues: True if the codec decodes a recording's codes before the speech, which goes on after them.
     """
     reference, speak, code2wav = names
     to_code2wav = {code2wav: f"{routing}.to_{code2wav}"}
-    after_reference: dict[str, Any] = {"next": speak}
+    after_reference: dict[str, Any] = {"next": [speak, VOICE]}
     if continues:
-        after_reference = {"next": [speak, code2wav], "project_payload": to_code2wav}
+        after_reference = {"next": [speak, code2wav, VOICE], "project_payload": to_code2wav}
     return [
         StageConfig(
             name="preprocess",
@@ -55,7 +58,11 @@ def speech_stages(
             project_payload=to_code2wav,
         ),
         StageConfig(
-            name=reference, factory=f"{codec}.create_{reference}", process="codec", **after_reference
+            name=reference,
+            factory=f"{codec}.create_{reference}",
+            process="codec",
+            route_fn=f"{routing}.after_reference",
+            **after_reference,
         ),
         StageConfig(
             name=speak,
@@ -71,6 +78,7 @@ def speech_stages(
             terminal=True,
             can_accept_stream_before_payload=True,
         ),
+        StageConfig(name=VOICE, factory=f"{_VOICES}.create_voice", process="codec", terminal=True),
     ]
 
 
@@ -109,6 +117,8 @@ class SpeechPipelineConfig(PipelineConfig):
 
 class FramesPipelineConfig(SpeechPipelineConfig):
     """Text in, speech out. ``model_path`` is a checkpoint in the layout of transformers' classes."""
+
+    terminal_stages_fn: str | None = f"{_SPEECH}.terminal_stages"
 
     @property
     @abstractmethod

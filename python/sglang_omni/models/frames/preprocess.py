@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from sglang_omni.models.codecs.mimi import VoiceRecording
-from sglang_omni.models.frames.speech import PromptOpening, SpeechParts
+from sglang_omni.models.frames.speech import PromptOpening, SpeechParts, keeps_voice
+from sglang_omni.models.frames.voices import AUDIO, TEXT, add_voice, checked_recording, to_encode
 from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
 from sglang_omni.preprocessing.media import media_bytes
@@ -133,6 +134,8 @@ class SpeechPreprocessor:
         """
         check_request(payload.request, self._takes)
         model, limits, check = self._model, self._limits, until_aborted(aborted)
+        if keeps_voice(payload.request):
+            return self._to_keep(payload, check)
         speech = SpeechRequest.of(payload)
         limits.check_length(speech.text)
         voice = model.voices[0] if speech.voice is None else speech.voice.lower()
@@ -149,22 +152,49 @@ class SpeechPreprocessor:
             data["tags"] = list(opening.tags)
         length = len(opening.text) + len(opening.tags) + max(map(len, parts))
         params = {name: value for name, value in speech.params.items() if name != "ref_audio"}
-        if (reference := _reference(speech.params, model)) is not None:
+        frames, said = 0, None
+        if (kept := speech.encoded_voice) is not None:
+            add_voice(data, kept)
+            frames, said = len(data["reference_codes"]), kept.get("text")
+        elif (reference := _reference(speech.params, model)) is not None:
             sound, said = reference
             recording = data["recording"] = limits.recording(sound, model.sample_rate, check)
             _check_recording(recording, model)
+            frames = -(-len(recording["samples"]) // model.frame_samples)
+        if frames:
             length += model.turn_positions
             if said is not None:
                 data["reference"] = model.turn(voice, said, check)
-                length += len(data["reference"]) - (-len(recording["samples"]) // model.frame_samples)
+                length += len(data["reference"]) + frames
         if length >= model.context_length:
             problem = f"text and recording take {length} of the model's {model.context_length} positions"
-            param = "ref_audio" if "recording" in data else "input"
+            param = "ref_audio" if "recording" in data else "voice" if frames else "input"
             raise RequestError(
                 f"{problem}, which the speech needs too", param=param, code="context_length_exceeded"
             )
         request = OmniRequest(None, params, payload.request.metadata)
         return StagePayload(payload.request_id, request, data)
+
+    def _to_keep(self, payload: StagePayload, check: Check) -> StagePayload:
+        """The recording of a voice to keep."""
+        model, given = self._model, payload.request.inputs
+        said = given.get("text") or None
+        if said is None and model.needs_reference_text:
+            problem = "ref_text is missing: this model needs to know what is said in audio_sample"
+            raise RequestError(problem, param=TEXT, code="missing_required_parameter")
+        recording = self._limits.recording(given["audio"], model.sample_rate, check, param=AUDIO)
+        seconds = checked_recording(recording, model.sample_rate)
+        if said is not None:
+            tokens = len(model.turn(model.voices[0], said, check))
+            frames = -(-len(recording["samples"]) // model.frame_samples)
+            if (length := tokens + frames + model.turn_positions) > model.context_length // 2:
+                raise RequestError(
+                    f"audio_sample and ref_text take {length} of the model's {model.context_length} "
+                    "positions, of which half are left to speech: send a shorter recording",
+                    param=AUDIO,
+                    code="context_length_exceeded",
+                )
+        return to_encode(payload, recording, seconds)
 
 
 def _reference(params: Mapping[str, Any], model: SpokenModel) -> tuple[str | bytes, str | None] | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, NotRequired, TypedDict
 
-from sglang_omni.proto import StagePayload
+from sglang_omni.preprocessing.request import task_of
+from sglang_omni.proto import OmniRequest, StagePayload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +22,8 @@ class PromptOpening(NamedTuple):
 
 
 class SpeechParts(TypedDict):
-    """preprocess -> reference -> speak; without a reference, preprocess -> speak.
+    """preprocess -> reference -> speak; without a recording, preprocess -> speak; of a voice to keep,
+    preprocess -> reference -> voice.
 
     Attributes:
         parts: Token ids of the texts that are spoken one after another.
@@ -31,6 +33,7 @@ class SpeechParts(TypedDict):
         recording: The recording.
         reference_codes: (frames, groups) int64, what the reference stage makes of it.
         speaker: (n,) float32, the voice itself, of models that read it as a vector.
+        seconds: Length of the recording, of a voice to keep.
     """
 
     parts: list[list[int]]
@@ -40,11 +43,29 @@ class SpeechParts(TypedDict):
     recording: NotRequired[VoiceRecording]
     reference_codes: NotRequired[Tensor]
     speaker: NotRequired[Tensor]
+    seconds: NotRequired[float]
 
 
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
     """A recording is encoded first; the codec waits for its frames meanwhile."""
+    if keeps_voice(output.request):
+        return ["reference"]
     return ["reference" if "recording" in output.data else "speak", "code2wav"]
+
+
+def after_reference(request_id: str, output: StagePayload) -> list[str]:
+    """A voice to keep is complete."""
+    return ["voice" if keeps_voice(output.request) else "speak"]
+
+
+def terminal_stages(request: OmniRequest) -> list[str]:
+    """The stages whose results make up the answer."""
+    return ["voice"] if keeps_voice(request) else ["speak", "code2wav"]
+
+
+def keeps_voice(request: OmniRequest) -> bool:
+    """True if the answer is a voice, encoded, and no speech."""
+    return task_of(request) == "voice"
 
 
 def to_code2wav(payload: StagePayload) -> StagePayload:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.memory import MemoryDemand
+from sglang_omni.config.plan.weights import weights_identity
 from sglang_omni.config.schema import StageConfig
 from sglang_omni.models.frames.config import FramesPipelineConfig, speech_stages
+from sglang_omni.models.higgs_audio_v2.codec_place import codec_dir
 from sglang_omni.models.higgs_audio_v2.decoders import decoder_config
 from sglang_omni.models.higgs_audio_v2.request_params import REQUEST_PARAMS, VOICES
 from sglang_omni.preprocessing.request_params import RequestParams
@@ -38,6 +41,11 @@ class HiggsAudioPipelineConfig(FramesPipelineConfig):
         from sglang_omni.models.higgs_audio_v2.components.checkpoint import HiggsCheckpoint
 
         return dict(HiggsCheckpoint.from_dir(self.model_path).sampling), "its authors' code"
+
+    def voice_encoder(self) -> str:
+        """What identifies the encoder of voices."""
+        args = merge_factory_args(self.stage("reference"), self)
+        return weights_identity(codec_dir(self.model_path, args.get("codec_path")))
 
     def speech_decoder(self) -> DecoderConfig:
         return decoder_config(json.loads((Path(self.model_path) / "config.json").read_bytes()))

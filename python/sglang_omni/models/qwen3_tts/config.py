@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from sglang_omni.config.plan.memory import MemoryDemand
+from sglang_omni.config.plan.weights import weights_identity
 from sglang_omni.config.schema import StageConfig
-from sglang_omni.models.frames.config import FramesPipelineConfig, speech_stages
+from sglang_omni.models.frames.config import VOICE, FramesPipelineConfig, speech_stages
+from sglang_omni.models.qwen3_tts.components.codec_config import FOLDER
 from sglang_omni.models.qwen3_tts.decoders import decoder_config
 from sglang_omni.models.qwen3_tts.kinds import Kind, kind_of, languages_of, request_params, voices_of
 from sglang_omni.preprocessing.languages import language_code
@@ -37,7 +39,7 @@ def cloning_stages() -> list[StageConfig]:
 
 def own_voices_stages() -> list[StageConfig]:
     """Text in, speech out."""
-    stages = {stage.name: stage for stage in cloning_stages() if stage.name != "reference"}
+    stages = {stage.name: stage for stage in cloning_stages() if stage.name not in ("reference", VOICE)}
     stages["preprocess"].next = ["speak", "code2wav"]
     return list(stages.values())
 
@@ -103,6 +105,11 @@ class Qwen3TTSCloningPipelineConfig(Qwen3TTSPipelineConfig):
     models: ClassVar[tuple[str, ...]] = ("reference", "speak", "code2wav")
 
     stages: list[StageConfig] = Field(default_factory=cloning_stages)
+
+    def voice_encoder(self) -> str:
+        """What identifies the encoders of voices."""
+        codec = weights_identity(Path(self.model_path) / FOLDER, ("encoder.",))
+        return f"{codec}-{weights_identity(self.model_path, ('speaker_encoder.',))}"
 
 
 def default_config(model_path: str) -> Qwen3TTSPipelineConfig:

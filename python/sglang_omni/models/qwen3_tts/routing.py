@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from sglang_omni.models.frames.speech import keeps_voice
 from sglang_omni.proto import StagePayload
 
 
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
     """A recording is encoded first, and the codec gets its codes from there."""
     return ["reference"] if "recording" in output.data else ["speak", "code2wav"]
+
+
+def after_reference(request_id: str, output: StagePayload) -> list[str]:
+    """A voice to keep is complete."""
+    return ["voice"] if keeps_voice(output.request) else ["speak", "code2wav"]
 
 
 def to_code2wav(payload: StagePayload) -> StagePayload:

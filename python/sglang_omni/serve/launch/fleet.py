@@ -43,6 +43,8 @@ class FleetOptions:
         drain_timeout: Seconds that requests have to end after SIGTERM.
         heartbeat_timeout: Seconds of silence after which a member is restarted; 0: it never is.
         gpus: The ``CUDA_VISIBLE_DEVICES`` of each replica; empty if all have the fleet's own.
+        run_secret: What the key between router and replicas is made from, the same in each run; None: it is
+            random.
     """
 
     size: int
@@ -54,6 +56,7 @@ class FleetOptions:
     drain_timeout: float
     heartbeat_timeout: float = 30.0
     gpus: Sequence[str] = ()
+    run_secret: bytes | None = field(default=None, repr=False)
     replica_environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,7 +70,7 @@ async def run_fleet(options: FleetOptions) -> int:
         options = replace(options, port=of_router.getsockname()[1])
         of_replicas = [held.enter_context(bind("127.0.0.1")) for _ in range(options.size)]
         ports = [listener.getsockname()[1] for listener in of_replicas]
-        key, router = runs_key(options.router)
+        key, router = runs_key(options.router, options.run_secret)
         options = replace(options, router=router)
         replicas = [_replica(index, port, options, key) for index, port in enumerate(ports)]
         return await _run(replicas, _router(options), options, signals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hmac
 import os
 import secrets
 from collections.abc import Iterable, Mapping
@@ -81,15 +82,20 @@ def routers_keys(
     return {**router, **fields}
 
 
-def runs_key(router: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def runs_key(router: Mapping[str, Any], secret: bytes | None = None) -> tuple[str, dict[str, Any]]:
     """The key that a fleet's replicas ask of their router, and the router's fields with it.
 
     It is what the router was to show its workers anyhow, or else a new random one.
+
+    Args:
+        secret: The key is made from it in the place of a random one. Owners are hashes with this key, too:
+            what they keep outlives the run only if the key does.
     """
     fields = dict(router)
     in_file = _lines("--router-worker-api-key-file", fields.pop("worker_api_key_file", None))
     key = fields.get("worker_api_key") or " ".join(in_file) or os.environ.get(_ROUTERS[1])
-    fields["worker_api_key"] = key or secrets.token_urlsafe(32)
+    made = secrets.token_urlsafe(32) if secret is None else hmac.digest(secret, b"fleet", "sha256").hex()
+    fields["worker_api_key"] = key or made
     return fields["worker_api_key"], fields
 
 

@@ -160,6 +160,14 @@ FLAGS: tuple[Flag, ...] = (
         metavar="BYTES",
     ),
     _of_replicas(
+        "voices_dir",
+        SERVER,
+        "the folder of voices that clients upload, of a model that clones voices; made where there is none. "
+        "Servers that share it have the same voices (default: none are taken)",
+        Path,
+        metavar="FOLDER",
+    ),
+    _of_replicas(
         "strict_params",
         SERVER,
         "refuse fields of requests that have no effect on the model, of which answers else only warn",

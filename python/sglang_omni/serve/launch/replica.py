@@ -22,6 +22,7 @@ from sglang_omni.serve.app import create_app
 from sglang_omni.serve.front.access import Access
 from sglang_omni.serve.front.admission import AdmissionLimits
 from sglang_omni.serve.front.limits import BodyLimits
+from sglang_omni.serve.kept_voices import KeptVoices
 from sglang_omni.serve.launch.api_workers import ApiWorkers
 from sglang_omni.serve.launch.listening import Certificate, tls_context
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
@@ -64,6 +65,7 @@ class ReplicaOptions:
         tls: What connections are encrypted with; None: they are not.
         tracing: Where spans of requests go; None: none are made.
         ice_servers: Help clients of other networks to reach calls over WebRTC.
+        voices: Keeps those that clients upload; None: none are taken.
     """
 
     host: str = "127.0.0.1"
@@ -82,6 +84,7 @@ class ReplicaOptions:
     tls: Certificate | None = None
     tracing: Tracing | None = None
     ice_servers: IceServers = NO_ICE_SERVERS
+    voices: KeptVoices | None = None
 
 
 async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
@@ -143,6 +146,7 @@ async def _serve(
         strict_params=options.strict_params,
         access=access,
         terminal_stages=runner.coordinator.terminal_stages,
+        voices=options.voices,
     )
     app = create_app(
         Client(runner.coordinator),
@@ -159,6 +163,7 @@ async def _serve(
         graph=pipeline_graph(plan),
         strict_params=options.strict_params,
         ice_servers=options.ice_servers,
+        voices=options.voices,
     )
     state: AppState = app.state.server
     if options.api_workers > 1:

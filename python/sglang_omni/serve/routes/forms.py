@@ -22,16 +22,19 @@ class _InMemory(MultiPartParser):
     spool_max_size = sys.maxsize
 
 
-async def read_form(request: Request) -> FormData:
+async def read_form(request: Request, file: str = "file") -> FormData:
     """The fields and files of a request's body.
+
+    Args:
+        file: The field of the recording, for errors.
 
     Raises:
         RequestError: The body is not a form, or has more parts than any request needs.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise RequestError(
-            "the body must be multipart/form-data with the recording as 'file'",
-            param="file",
+            f"the body must be multipart/form-data with the recording as {file!r}",
+            param=file,
             code="invalid_content_type",
         )
     try:

@@ -14,7 +14,7 @@ from sglang_omni.generation.audio import FORMAT_MIME_TYPES, Base64Pieces
 from sglang_omni.generation.errors import no_audio
 from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
-from sglang_omni.serve.front.session import session_key
+from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.streaming import EventStream, StreamedResponse, until_disconnect
 from sglang_omni.serve.models.speech import CreateSpeechRequest
 from sglang_omni.serve.routes.documented import EVENTS, media
@@ -43,7 +43,7 @@ def speech_routes(server: AppState) -> APIRouter:
     async def speech(body: CreateSpeechRequest, request: Request) -> Response:
         """Speak a text."""
         server.check_model(body.model)
-        check_speech(server, body, body.stage_params)
+        voice = check_speech(server, body, body.stage_params, owner_of(request))
         check_encodable(body.audio_format, "response_format")
         streamed = body.stream or body.stream_format is not None
         if streamed and body.timings:
@@ -72,6 +72,7 @@ def speech_routes(server: AppState) -> APIRouter:
             stage_params=body.stage_params,
             timeout=body.timeout,
             timings=body.timings,
+            voice=voice,
         )
         if streamed:
             speech = EncodedSpeech(server, generate, body.audio_format, request_id)

@@ -15,10 +15,11 @@ from pydantic import ValidationError
 
 from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.proto import RequestError
+from sglang_omni.proto.tasks import EncodedVoice
 from sglang_omni.serve.front.admission import Admission
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.errors import describe
-from sglang_omni.serve.front.session import session_key
+from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.streaming import until_disconnect
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.models.speech import SpeechBatchRequest, SpeechFields, SpeechItem
@@ -109,24 +110,24 @@ class _Batch:
     async def result(self, fields: dict[str, Any], request_id: str) -> dict[str, Any]:
         """The result of an item, or its error."""
         try:
-            item = self._item(fields)
-            return await self._spoken(item, request_id)
+            item, voice = self._item(fields)
+            return await self._spoken(item, voice, request_id)
         except Exception as exc:  # noqa: BLE001 - one item's failure is that item's error
             _, error = describe(exc, request_id=request_id)
             return {"status": "error", **error}
 
-    def _item(self, fields: dict[str, Any]) -> SpeechItem:
+    def _item(self, fields: dict[str, Any]) -> tuple[SpeechItem, EncodedVoice | None]:
         shared = {name: getattr(self.body, name) for name in self.body.model_fields_set & _SHARED}
         own = {name: value for name, value in fields.items() if value is not None}
         try:
             item = SpeechItem.model_validate(shared | own)
         except ValidationError as exc:
             raise validation_error(exc.errors(include_url=False), SpeechItem) from exc
-        check_speech(self.server, item, self.body.stage_params)
+        voice = check_speech(self.server, item, self.body.stage_params, owner_of(self.request))
         check_encodable(item.response_format or _DEFAULT_FORMAT, "response_format")
-        return item
+        return item, voice
 
-    async def _spoken(self, item: SpeechItem, request_id: str) -> dict[str, Any]:
+    async def _spoken(self, item: SpeechItem, voice: EncodedVoice | None, request_id: str) -> dict[str, Any]:
         body = self.body
         generate: GenerateRequest = speech_request(
             self.server,
@@ -139,6 +140,7 @@ class _Batch:
             stage_params=body.stage_params,
             timeout=body.timeout,
             timings=body.timings,
+            voice=voice,
         )
         audio_format = item.response_format or _DEFAULT_FORMAT
         result = await whole_speech(self.server, generate, audio_format, request_id)

@@ -17,6 +17,7 @@ from sglang_omni.generation.fields import TranscriptionWord, UsageInfo
 from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.generation.results import SpeechResult, to_speech
 from sglang_omni.proto import RequestError
+from sglang_omni.proto.tasks import EncodedVoice, SpeechInputs
 from sglang_omni.serve.front.session import owner_of
 from sglang_omni.serve.models.speech import SpeechFields
 from sglang_omni.serve.observe.playback_metrics import listening
@@ -28,16 +29,27 @@ _REFERENCES = ("ref_audio", "ref_text")
 
 
 def check_speech(
-    server: AppState, fields: SpeechFields, stage_params: dict[str, dict[str, Any]] | None
-) -> None:
+    server: AppState,
+    fields: SpeechFields,
+    stage_params: dict[str, dict[str, Any]] | None,
+    owner: str | None,
+) -> EncodedVoice | None:
     """Names the voice that speaks in ``fields``, and takes instructions out that a model has no use for.
+
+    Args:
+        owner: Whose kept voices may speak.
+
+    Returns:
+        The kept voice that speaks, if it is one.
 
     Raises:
         RequestError: The pipeline cannot speak like this.
     """
     server.check_task("speech")
     check_cloning(server, fields)
-    fields.voice = server.check_voice(fields.voice, "voice")
+    kept = _kept_voice(server, fields, owner)
+    if kept is None:
+        fields.voice = server.check_voice(fields.voice, "voice", owner)
     if fields.max_tokens is not None and fields.max_new_tokens not in (None, fields.max_tokens):
         raise RequestError(
             "max_new_tokens and max_tokens differ; give one", param="max_new_tokens", code="invalid_value"
@@ -48,6 +60,7 @@ def check_speech(
     check_granularities(server, fields.timestamp_granularities)
     with renamed_params({"max_new_tokens": "max_tokens"} if fields.max_new_tokens is None else {}):
         server.check_params("speech", fields.given, stage_params)
+    return kept
 
 
 def check_cloning(server: AppState, fields: SpeechFields) -> None:
@@ -66,6 +79,31 @@ def check_cloning(server: AppState, fields: SpeechFields) -> None:
                 param=name,
                 code="unsupported_parameter",
             )
+
+
+def _kept_voice(server: AppState, fields: SpeechFields, owner: str | None) -> EncodedVoice | None:
+    """The kept voice that ``voice`` names, if it does.
+
+    Raises:
+        RequestError: The model cannot speak with it, or the request brings another one, too.
+    """
+    if server.voices is None or (voice := server.kept_voice(fields.voice, owner)) is None:
+        return None
+    if not server.voices.reads(voice):
+        raise RequestError(
+            f"voice: {voice.name!r} was encoded by another model than {server.served_name!r}; upload its "
+            "recording to this one, under another name or once that voice is deleted",
+            param="voice",
+            code="unsupported_value",
+        )
+    for name in _REFERENCES:
+        if getattr(fields, name) is not None:
+            raise RequestError(
+                f"{name}: the voice is {voice.name!r} already, which has a recording; give one of the two",
+                param=name,
+                code="invalid_value",
+            )
+    return server.voices.load(voice)
 
 
 def own_voices(server: AppState) -> str:
@@ -92,20 +130,27 @@ def speech_request(
     stage_params: dict[str, dict[str, Any]] | None,
     timeout: float | None,
     timings: bool = False,
+    voice: EncodedVoice | None = None,
 ) -> GenerateRequest:
     """The pipeline's request for one text.
 
     Args:
         connection: Tells whose request it is.
         timeout: Of the request itself; the server's own may be shorter.
+        voice: The kept voice that ``fields`` name, if they do.
     """
+    prompt: str | dict[str, Any] = text
+    params = fields.given
+    if voice is not None:
+        prompt = dict(SpeechInputs(text=text, voice=voice))
+        del params["voice"]
     return GenerateRequest(
         model=model,
         session_id=session_id,
         owner=owner_of(connection),
-        prompt=text,
+        prompt=prompt,
         stage_params=stage_params,
-        extra_params=fields.given,
+        extra_params=params,
         stream=stream,
         output_modalities=["audio"],
         metadata={"task": "speech"},

@@ -15,8 +15,9 @@ from starlette.websockets import WebSocketDisconnect
 from sglang_omni.generation.errors import no_audio
 from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.proto import RequestError
+from sglang_omni.proto.tasks import EncodedVoice
 from sglang_omni.serve.front.errors import describe
-from sglang_omni.serve.front.session import session_key
+from sglang_omni.serve.front.session import owner_of, session_key
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.front.warnings import collected
 from sglang_omni.serve.front.websockets import POLICY_VIOLATION
@@ -78,6 +79,7 @@ class _Session:
         self._websocket = websocket
         self._id = session_id
         self._config = SpeechStreamConfig()
+        self._voice: EncodedVoice | None = None
         self._warnings: list[str] = []
         self._utterances: list[Utterance] = []
         self._begun = 0
@@ -160,9 +162,9 @@ class _Session:
             )
         self._server.check_model(config.model)
         with collected() as warnings:
-            check_speech(self._server, config, config.stage_params)
+            voice = check_speech(self._server, config, config.stage_params, owner_of(self._websocket))
         check_encodable(config.audio_format, "response_format")
-        self._config, self._warnings = config, list(warnings)
+        self._config, self._voice, self._warnings = config, voice, list(warnings)
 
     def _speak(self, text: str) -> None:
         unspoken = sum(utterance.unspoken_chars for utterance in self._utterances)
@@ -190,6 +192,7 @@ class _Session:
                 code="input_too_long",
             )
         number, config, warnings = self._begun, self._config, self._warnings
+        voice = self._voice
         self._begun += 1
 
         def open_speech(text: str, index: int) -> EncodedSpeech:
@@ -203,6 +206,7 @@ class _Session:
                 session_id=session_key(self._websocket) or self._id,
                 stage_params=config.stage_params,
                 timeout=config.timeout,
+                voice=voice,
             )
             request_id = f"{self._id}-{number}-{index}"
             return EncodedSpeech(self._server, generate, config.audio_format, request_id)

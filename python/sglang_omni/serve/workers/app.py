@@ -11,6 +11,7 @@ from sglang_omni.client import Client
 from sglang_omni.serve.app import GENERATION_ROUTES, app_of
 from sglang_omni.serve.front.access import Access
 from sglang_omni.serve.front.bodies import JsonBodies, JsonLimits
+from sglang_omni.serve.kept_voices import KeptVoices
 from sglang_omni.serve.state import AppState, Capabilities
 from sglang_omni.serve.workers.forwarding import Forwarding
 from sglang_omni.serve.workers.link import WorkerLink
@@ -29,6 +30,7 @@ class WorkerSettings:
 
     Attributes:
         terminal_stages: The stages whose results make up a request's result.
+        voices: Those that clients upload; None: none are kept.
     """
 
     model_name: str | None
@@ -40,6 +42,7 @@ class WorkerSettings:
     strict_params: bool
     access: Access
     terminal_stages: frozenset[str]
+    voices: KeptVoices | None = None
 
 
 def worker_app(settings: WorkerSettings, link: WorkerLink) -> tuple[Forwarding, MainMetrics]:
@@ -56,6 +59,7 @@ def worker_app(settings: WorkerSettings, link: WorkerLink) -> tuple[Forwarding, 
         running=running,
         bodies=JsonBodies(JsonLimits(settings.max_json_size)),
         strict_params=settings.strict_params,
+        voices=settings.voices,
     )
     server.observe(MainHistory(metrics, running, link))
     routers = [make(server) for make in GENERATION_ROUTES]
