@@ -7,6 +7,7 @@ import base64
 import io
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +20,8 @@ from sglang_omni.client import Client
 from sglang_omni.config import PipelineConfig, PipelineRunner, compile_pipeline
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.serve import create_app
+from sglang_omni.serve.front.access import Access
+from sglang_omni.serve.kept_voices import KeptVoices
 from sglang_omni.serve.state import Capabilities
 
 # PCM has 16 bits; the streams' own rounding is far below.
@@ -27,9 +30,15 @@ CLOSE = 1.01 / 32767
 
 @dataclass
 class SpeechServer:
-    """A pipeline and the API before it, in a thread with a loop of its own."""
+    """A pipeline and the API before it, in a thread with a loop of its own.
+
+    Attributes:
+        voices: The folder of kept voices, if there is one.
+    """
 
     config: PipelineConfig
+    voices: Path | None = None
+    access: Access | None = None
     url: str = ""
     coordinator: Coordinator | None = None
 
@@ -42,7 +51,11 @@ class SpeechServer:
     async def _serve(self) -> None:
         self.coordinator, stages = compile_pipeline(self.config)
         app = create_app(
-            Client(self.coordinator), model_name="speech", capabilities=Capabilities.of(self.config)
+            Client(self.coordinator),
+            model_name="speech",
+            capabilities=Capabilities.of(self.config),
+            access=self.access,
+            voices=None if self.voices is None else KeptVoices(self.voices, self.config.voice_encoder()),
         )
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         async with PipelineRunner(self.coordinator, stages):
@@ -87,9 +100,9 @@ def equals(heard: np.ndarray, expected: Any) -> bool:
     return heard.shape == due.shape and float(np.abs(heard - due).max()) <= CLOSE
 
 
-def recorded(seconds: float = 1.0, rate: int = 24_000) -> tuple[np.ndarray, str]:
+def recorded(seconds: float = 1.0, rate: int = 24_000, *, seed: int = 5) -> tuple[np.ndarray, str]:
     """The samples of a recording, and its file in base64."""
-    sound = np.random.default_rng(5).uniform(-0.5, 0.5, int(seconds * rate)).astype(np.float32)
+    sound = np.random.default_rng(seed).uniform(-0.5, 0.5, int(seconds * rate)).astype(np.float32)
     file = io.BytesIO()
     soundfile.write(file, sound, rate, format="WAV", subtype="FLOAT")
     return sound, base64.b64encode(file.getvalue()).decode()

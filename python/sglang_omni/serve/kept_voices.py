@@ -117,7 +117,7 @@ class KeptVoices:
         """
         voices = [each.voice for each in self._read().values() if each.voice is not None]
         own = [voice for voice in voices if voice.owner == owner]
-        return sorted(own, key=lambda voice: (voice.created_at, voice.id))
+        return sorted(own, key=lambda voice: (voice.created_at, voice.name))
 
     def find(self, name: str, owner: str | None) -> KeptVoice | None:
         """The owner's voice with this id, or this name in any case.

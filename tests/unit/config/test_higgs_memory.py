@@ -18,7 +18,7 @@ def test_all_stages_of_higgs_audio_share_one_gpu(higgs: HiggsOracle) -> None:
     gpus = fake_gpus("L4", 2)
     config = HiggsAudioPipelineConfig.placed(str(higgs.path), gpus)
     assert {stage.name: stage.gpu for stage in config.stages} == {
-        **{"preprocess": None, "reference": 0, "speak": 0, "code2wav": 0},
+        **{"preprocess": None, "reference": 0, "speak": 0, "code2wav": 0, "voice": None},
     }
     plan = fit_memory(config, gpus)
     assert plan is not None

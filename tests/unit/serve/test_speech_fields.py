@@ -42,7 +42,7 @@ def said(**fields: Any) -> CreateSpeechRequest:
 
 def refusal(server: AppState, **fields: Any) -> tuple[str | None, str | None, str]:
     with pytest.raises(RequestError) as caught:
-        check_speech(server, said(**fields), None)
+        check_speech(server, said(**fields), None, None)
     return caught.value.param, caught.value.code, caught.value.message
 
 
@@ -56,7 +56,7 @@ def test_fields_are_the_parameters_of_who_has_a_use_for_them(name: str, speech_c
     value, _, _ = FIELDS[name]
     for kind in (said, SpeechStreamConfig, lambda **given: SpeechItem(input="Hello.", **given)):
         assert kind(**{name: value}).given == {name: value}
-    check_speech(state(FishS2PipelineConfig(model_path="x")), said(**{name: value}), None)
+    check_speech(state(FishS2PipelineConfig(model_path="x")), said(**{name: value}), None, None)
     unsupported = (
         name,
         "unsupported_parameter",
@@ -66,7 +66,7 @@ def test_fields_are_the_parameters_of_who_has_a_use_for_them(name: str, speech_c
     if name in NOT_OF_CSM:
         assert refusal(state(CsmPipelineConfig(model_path="x")), **{name: value}) == unsupported
     else:
-        check_speech(state(CsmPipelineConfig(model_path="x")), said(**{name: value}), None)
+        check_speech(state(CsmPipelineConfig(model_path="x")), said(**{name: value}), None, None)
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -84,7 +84,7 @@ def test_the_limit_of_frames_has_two_names(speech_chat: AppState) -> None:
     assert said(max_tokens=5).given == {"max_new_tokens": 5}
     both = said(max_tokens=5, max_new_tokens=5)
     assert both.given == {"max_new_tokens": 5}
-    check_speech(fish, both, None)
+    check_speech(fish, both, None, None)
     assert refusal(fish, max_tokens=5, max_new_tokens=6)[0] == "max_new_tokens"
     # A refusal names what was sent.
     param, code, message = refusal(speech_chat, max_tokens=5)
