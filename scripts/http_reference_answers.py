@@ -22,6 +22,7 @@ GROUPS = {
         "WS /v1/audio/speech/stream",
         "GET /v1/audio/voices",
         "POST /v1/audio/voices",
+        "GET /v1/audio/voices/{name}",
         "DELETE /v1/audio/voices/{name}",
         "POST /v1/audio/transcriptions",
         "POST /v1/audio/translations",
@@ -105,9 +106,12 @@ ANSWERS = {
         "`sample_rate`, or `error`; `total`, `succeeded`, `failed`."
     ),
     "WS /v1/audio/speech/stream": "Speak text as it comes. Messages are JSON; sound comes in binary frames.",
-    "GET /v1/audio/voices": "`voices` and `languages`; null if the pipeline does not tell.",
-    "POST /v1/audio/voices": "a 400 that lists the voices there are.",
-    "DELETE /v1/audio/voices/{name}": "a 400, or a 404 if there is no such voice.",
+    "GET /v1/audio/voices": (
+        "`voices`, `languages`, which is null if the pipeline does not tell, and `uploaded_voices`."
+    ),
+    "POST /v1/audio/voices": "OpenAI's object: `id`, `object`, `name`, `created_at`, `type`.",
+    "GET /v1/audio/voices/{name}": "that object, with `consent`, `ref_text`, `seconds` and `usable`.",
+    "DELETE /v1/audio/voices/{name}": "`id`, `object`, `deleted`; a 404 if the caller has no such voice.",
     "POST /v1/audio/transcriptions": _TRANSCRIPT,
     "POST /v1/audio/translations": _TRANSCRIPT,
     "WS /v1/realtime": (
