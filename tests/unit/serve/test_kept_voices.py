@@ -128,10 +128,15 @@ def test_voices_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: p
     for voice in (one, two, one, three, one, two):
         voices.load(voice)
     assert read == ["one", "two", "three", "two"]
-    # A deleted voice leaves it with the next that comes in.
+
+
+def test_a_deleted_voice_leaves_the_memory_with_the_next_that_comes_in(tmp_path: Path) -> None:
+    voices = store(tmp_path)
+    one, two = keep(voices, "one"), keep(voices, "two")
+    voices.load(one)
     store(tmp_path).delete(one)
-    voices.load(three)
-    assert one.id not in voices._memory
+    voices.load(two)
+    assert [*voices._memory] == [two.id]
 
 
 def test_damage_is_reported_once_and_costs_no_other_voice(
