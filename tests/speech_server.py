@@ -7,7 +7,6 @@ import base64
 import io
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,11 +32,11 @@ class SpeechServer:
     """A pipeline and the API before it, in a thread with a loop of its own.
 
     Attributes:
-        voices: The folder of kept voices, if there is one.
+        voices: Keeps voices, if there are to be any.
     """
 
     config: PipelineConfig
-    voices: Path | None = None
+    voices: KeptVoices | None = None
     access: Access | None = None
     url: str = ""
     coordinator: Coordinator | None = None
@@ -55,7 +54,7 @@ class SpeechServer:
             model_name="speech",
             capabilities=Capabilities.of(self.config),
             access=self.access,
-            voices=None if self.voices is None else KeptVoices(self.voices, self.config.voice_encoder()),
+            voices=self.voices,
         )
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
         async with PipelineRunner(self.coordinator, stages):

@@ -228,10 +228,10 @@ def _kept_voices(config: PipelineConfig, args: argparse.Namespace) -> KeptVoices
     """
     if args.voices_dir is None:
         return None
-    voice_encoder = getattr(config, "voice_encoder", None)
-    if voice_encoder is None:
+    encoder = getattr(config, "voice_encoder", lambda: None)()
+    if encoder is None:
         raise LaunchError(f"--voices-dir: {config.name} clones no voices; leave it out")
-    return KeptVoices(args.voices_dir, voice_encoder())
+    return KeptVoices(args.voices_dir, encoder)
 
 
 def _model_names(config: PipelineConfig, args: argparse.Namespace) -> list[str]:

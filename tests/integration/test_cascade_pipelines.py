@@ -20,6 +20,7 @@ from processes import is_alive
 from spoken_cascade import LETTER
 from tiny_checkpoints import TinyCheckpoint, with_tokenizer
 from waiting import until
+from websockets.sync.client import connect
 
 from sglang_omni.generation.audio import decode_pcm
 from sglang_omni.generation.samples import encode_wav
@@ -39,6 +40,7 @@ def folder(tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pyt
         },
         "tts": {
             "pipeline": {
+                "config_cls": "spoken_cascade.KeepingConfig",
                 "model_path": "none",
                 "serves": {"tasks": ["speech"], "voices": ["toy"]},
                 "stages": [speak],
@@ -53,7 +55,7 @@ def folder(tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path_factory: pyt
 def api(folder: Path) -> Iterator[httpx.Client]:
     sources = (ROOT / "python", Path(__file__).parent)
     with (
-        served(folder, "--config", "spoken.json", import_from=sources) as url,
+        served(folder, "--config", "spoken.json", "--voices-dir", "kept", import_from=sources) as url,
         httpx.Client(base_url=url, timeout=120) as client,
     ):
         yield client
@@ -100,6 +102,53 @@ def test_it_hears_answers_and_speaks(
     np.testing.assert_array_equal(spoken, np.repeat(tones, LETTER))
     alone = api.post("/v1/audio/speech", json={"input": written, "voice": "toy", "response_format": "pcm"})
     np.testing.assert_array_equal(decode_pcm(alone.content), spoken)
+
+
+def test_a_kept_voice_speaks_in_speech_chats_and_sessions(api: httpx.Client) -> None:
+    wav = encode_wav(np.full(16_000, 0.5, np.float32), 16_000)
+    file, form = {"audio_sample": ("a.wav", wav)}, {"name": "Anna", "consent": "cons_1"}
+    made = api.post("/v1/audio/voices", files=file, data=form)
+    assert made.status_code == 200, made.text
+    assert api.get("/v1/audio/voices").json()["voices"] == ["Anna", "toy"]
+    for voice in ("anna", {"id": made.json()["id"]}):
+        whole = _asked(api, _question(0.5) | {"audio": {"voice": voice, "format": "pcm16"}})
+        message = whole["choices"][0]["message"]
+        spoken = decode_pcm(base64.b64decode(message["audio"]["data"]))
+        tones = np.array([-0.5 * ord(letter) / 256 for letter in message["content"]], np.float32)
+        np.testing.assert_allclose(spoken, np.repeat(tones, LETTER), atol=2e-5)
+        said = {"input": message["content"], "voice": voice, "response_format": "pcm"}
+        alone = api.post("/v1/audio/speech", json=said)
+        np.testing.assert_array_equal(decode_pcm(alone.content), spoken)
+    assert _spoken_in_a_session(api, "Anna").max() < 0 < _spoken_in_a_session(api, "toy").min()
+    assert api.delete("/v1/audio/voices/anna").status_code == 200
+    refused = api.post("/v1/chat/completions", json=_question(0.5) | {"audio": {"voice": "anna"}})
+    assert "has no voice 'anna' here" in refused.json()["error"]["message"]
+
+
+def _spoken_in_a_session(api: httpx.Client, voice: str) -> np.ndarray:
+    """The sound of an answer, without its ends, which are resampled."""
+    sound = b""
+    output = {"voice": voice, "format": {"type": "audio/pcm", "rate": 24_000}}
+    session = {"type": "realtime", "output_modalities": ["audio"], "audio": {"output": output}}
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "t5"}]}
+    with connect(f"ws{str(api.base_url).removeprefix('http')}/v1/realtime") as socket:
+        for event in (
+            {"type": "session.update", "session": session | {"max_output_tokens": 8}},
+            {"type": "conversation.item.create", "item": item},
+            {"type": "response.create"},
+        ):
+            socket.send(json.dumps(event))
+        for received in socket:
+            event = json.loads(received)
+            assert event["type"] != "error", event
+            if event["type"] == "session.updated":
+                assert event["session"]["audio"]["output"]["voice"] == voice
+            if event["type"] == "response.output_audio.delta":
+                sound += base64.b64decode(event["delta"])
+            if event["type"] == "response.done":
+                assert event["response"]["status"] in ("completed", "incomplete"), event
+                return decode_pcm(sound)[LETTER:-LETTER]
+    raise AssertionError("no end")
 
 
 def test_many_at_once_are_answered_as_alone(api: httpx.Client) -> None:

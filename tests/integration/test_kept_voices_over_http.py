@@ -21,6 +21,7 @@ from waiting import PATIENCE
 from websockets.sync.client import connect
 
 from sglang_omni.serve.front.access import Access
+from sglang_omni.serve.kept_voices import KeptVoices
 
 PATH, SPEECH = "/v1/audio/voices", "/v1/audio/speech"
 SAID = "Hi there"
@@ -35,7 +36,7 @@ def serving(family: str, folder: Path, **options: Any) -> Iterator[SpeechServer]
     import_module(f"{package}.tiny_checkpoint").make(folder / "model", 3)
     (folder / "voices").mkdir()
     config = import_module(f"{package}.config").default_config(str(folder / "model"))
-    server = SpeechServer(config, folder / "voices", **options)
+    server = SpeechServer(config, KeptVoices(folder / "voices", config.voice_encoder()), **options)
     server.start()
     yield server
     server.stop()
@@ -268,8 +269,8 @@ def test_a_voice_of_another_model(csm: SpeechServer, tmp_path: Path) -> None:
     package = import_module("sglang_omni.models.csm.tiny_checkpoint")
     package.make(tmp_path / "other", 4)
     config = import_module("sglang_omni.models.csm.config").default_config(str(tmp_path / "other"))
-    assert config.voice_encoder() != csm.config.voice_encoder()
-    other = SpeechServer(config, csm.voices)
+    assert csm.voices is not None
+    other = SpeechServer(config, KeptVoices(csm.voices.path, config.voice_encoder()))
     other.start()
     try:
         assert upload(csm, ANNA, "anna").status_code == 200

@@ -129,6 +129,13 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
         """The voices' names; None: those of a server are not known here."""
         return self._spoken("voices", (DEFAULT_VOICE, "default"))
 
+    def voice_encoder(self) -> str | None:
+        """What identifies the speaking model's encoder of voices; None if it is not here, or has none."""
+        if self.tts.pipeline is None:
+            return None
+        encoder = getattr(part_pipeline("tts", self.tts), "voice_encoder", None)
+        return None if encoder is None else str(encoder())
+
     @property
     def spoken_languages(self) -> tuple[str, ...] | None:
         """The voice's; None: not known."""

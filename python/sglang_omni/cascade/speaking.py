@@ -16,7 +16,7 @@ from sglang_omni.models.speech_chat.speak import FIRST_CLAUSE_CHARS
 from sglang_omni.preprocessing.request import mapping_param, stage_params, task_of, wants_stream
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload, first_failure
-from sglang_omni.proto.tasks import AudioChunk, AudioResult, SpokenWord, later
+from sglang_omni.proto.tasks import AudioChunk, AudioResult, SpokenWord, VoiceResult, later
 from sglang_omni.scheduling.async_scheduler import AsyncRequest
 
 if TYPE_CHECKING:
@@ -39,19 +39,29 @@ class RemoteSpeaking:
     def __init__(self, part: PartConnection) -> None:
         self._part = part
 
-    async def speak(self, request: AsyncRequest) -> AudioResult:
+    async def speak(self, request: AsyncRequest) -> AudioResult | VoiceResult:
         """Puts out the sound of each sentence with its text as ``spoken_text``, and with the words' times if
         the part tells; the result is all of it.
 
         Raises:
             RequestError: The part refuses the text, or fails.
         """
+        if task_of(request.payload.request) == "voice":
+            return await self._to_keep(request.payload)
         answer = _Answer(request)
         try:
             await self._speak_all(answer, request)
         except BaseExceptionGroup as failed:
             raise first_failure(failed) from None
         return answer.result()
+
+    async def _to_keep(self, payload: StagePayload) -> VoiceResult:
+        """The recording of a voice, encoded."""
+        whole = await self._part.whole(
+            GenerateRequest(prompt=payload.data, stream=False, metadata={"task": "voice"})
+        )
+        result: VoiceResult = whole.result
+        return result
 
     async def _speak_all(self, answer: _Answer, request: AsyncRequest) -> None:
         sentences: asyncio.Queue[Any] = asyncio.Queue()
@@ -96,13 +106,15 @@ class RemoteSpeaking:
             own = mapping_param(payload.request.params, "stage_params").get("speak") or {}
             params = {**params, "seed": own.get("seed")}
         extra = {name: params[name] for name in ("speed", "seed", "language") if params.get(name) is not None}
+        kept = payload.data.get("voice")
         voice = params.get("voice") or self._part.config.voice
         if voice is None and self._part.config.url is not None:
             voice = _DEFAULT_VOICE
-        if voice is not None:
+        if voice is not None and kept is None:
             extra["voice"] = voice
         return GenerateRequest(
             prompt=sentence,
+            voice=kept,
             extra_params=extra,
             stream=True,
             output_modalities=["audio"],

@@ -10,6 +10,7 @@ from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.proto.tasks import (
     ChatInputs,
     CompletionInputs,
+    EncodedVoice,
     SoundInputs,
     SpeechInputs,
     TranscriptionInputs,
@@ -115,6 +116,7 @@ class GenerateRequest:
         tools: OpenAI's tool objects, of which the answer may call some.
         tool_choice: OpenAI's: "auto", "none", "required", or an object that names one of the tools.
         parallel_tool_calls: True if one answer may call several.
+        voice: A kept voice that speaks, for a pipeline in this process: a server sends the name of one.
     """
 
     model: str | None = None
@@ -139,6 +141,7 @@ class GenerateRequest:
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    voice: EncodedVoice | None = None
 
     @property
     def task(self) -> str:
@@ -248,7 +251,10 @@ def _inputs(
         return dict(request.prompt)
     if request.prompt is not None:
         if task == "speech":
-            return SpeechInputs(text=request.prompt)
+            spoken = SpeechInputs(text=request.prompt)
+            if request.voice is not None:
+                spoken["voice"] = request.voice
+            return spoken
         return CompletionInputs(prompt=request.prompt)
     if request.prompt_token_ids is not None:
         return CompletionInputs(prompt_token_ids=list(request.prompt_token_ids))
@@ -256,7 +262,10 @@ def _inputs(
         return TranscriptionInputs(audio=request.audio)
     if request.sound is not None:
         return SoundInputs(sample_rate=request.sound.sample_rate)
-    return ChatInputs(messages=request.message_dicts)
+    chat = ChatInputs(messages=request.message_dicts)
+    if request.voice is not None:
+        chat["voice"] = request.voice
+    return chat
 
 
 def _params(request: GenerateRequest) -> dict[str, Any]:

@@ -14,19 +14,6 @@ Granularity = Literal["word", "sentence"]
 TASKS: tuple[Task, ...] = ("chat", "completion", "speech", "transcription", "translation", "voice")
 
 
-class ChatInputs(TypedDict):
-    """``OmniRequest.inputs`` of ``/v1/chat/completions`` and ``/v1/realtime``: OpenAI's messages."""
-
-    messages: list[dict[str, Any]]
-
-
-class CompletionInputs(TypedDict, total=False):
-    """``OmniRequest.inputs`` of ``/v1/completions`` and ``/generate``: one of the two."""
-
-    prompt: str
-    prompt_token_ids: list[int]
-
-
 class EncodedVoice(TypedDict, total=False):
     """A voice as a model reads it, made from a recording once.
 
@@ -39,6 +26,21 @@ class EncodedVoice(TypedDict, total=False):
     codes: Required[Any]
     text: str | None
     speaker: Any
+
+
+class ChatInputs(TypedDict, total=False):
+    """``OmniRequest.inputs`` of ``/v1/chat/completions`` and ``/v1/realtime``: OpenAI's messages, and
+    the kept voice that speaks the answer."""
+
+    messages: Required[list[dict[str, Any]]]
+    voice: EncodedVoice
+
+
+class CompletionInputs(TypedDict, total=False):
+    """``OmniRequest.inputs`` of ``/v1/completions`` and ``/generate``: one of the two."""
+
+    prompt: str
+    prompt_token_ids: list[int]
 
 
 class SpeechInputs(TypedDict, total=False):

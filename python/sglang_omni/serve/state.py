@@ -17,7 +17,7 @@ from sglang_omni.generation.local import LocalTransport
 from sglang_omni.generation.transport import Transport
 from sglang_omni.preprocessing.request_params import RequestParams, TaskParams, check_params
 from sglang_omni.proto import RequestError
-from sglang_omni.proto.tasks import Granularity
+from sglang_omni.proto.tasks import EncodedVoice, Granularity
 from sglang_omni.random_weights import has_random_weights
 from sglang_omni.serve.coordinator import AdminCoordinator, admin_coordinator, transport_of
 from sglang_omni.serve.front.admission import Admission
@@ -232,6 +232,33 @@ class AppState:
             Unavailable: The folder of voices cannot be read.
         """
         return None if voice is None or self.voices is None else self.voices.find(voice, owner)
+
+    def encoded_voice(self, voice: str | None, param: str, owner: str | None) -> EncodedVoice | None:
+        """What the model reads of the owner's kept voice of a name or an id; None if there is none.
+
+        Raises:
+            RequestError: As ``usable_voice``, or its file cannot be read.
+            Unavailable: The folder of voices cannot be read.
+        """
+        kept = self.usable_voice(voice, param, owner)
+        return None if kept is None or self.voices is None else self.voices.load(kept)
+
+    def usable_voice(self, voice: str | None, param: str, owner: str | None) -> KeptVoice | None:
+        """The owner's kept voice of a name or an id; None if there is none.
+
+        Raises:
+            RequestError: Another model has encoded it.
+            Unavailable: The folder of voices cannot be read.
+        """
+        kept = self.kept_voice(voice, owner)
+        if kept is not None and self.voices is not None and not self.voices.reads(kept):
+            raise RequestError(
+                f"{param}: {kept.name!r} was encoded by another model than {self.served_name!r}; upload its "
+                "recording to this one, under another name or once that voice is deleted",
+                param=param,
+                code="unsupported_value",
+            )
+        return kept
 
     def voice_names(self, owner: str | None) -> list[str]:
         """The names that ``voice`` may have: the model's own, and those of the owner's kept voices.

@@ -58,6 +58,8 @@ class SpeechChatPreprocessor:
     - transcription, translation: ``{"audio": bytes}``, encoded: a recording may be of hours, and the
       transcribe stage decodes it as it goes
     - speech: ``{"text": str}``
+    - a voice to keep: ``{"audio": bytes, "text": str | None}``; a kept one that speaks comes with the others
+      as ``voice``
 
     The inputs themselves are dropped, so that a chat's encoded audio does not travel through later stages.
 
@@ -102,7 +104,7 @@ class SpeechChatPreprocessor:
             check_voice(speak.get("voice"), param="voice")
             if task == "speech":
                 check_language(speak.get("language"), param="language", does="speaks")
-        inputs = named_inputs(request, _INPUTS)
+        inputs = named_inputs(request, _INPUTS if self._speaks else (*_INPUTS, "voice"))
         match task:
             case "chat":
                 data = self._chat(inputs, request, check)
@@ -118,6 +120,11 @@ class SpeechChatPreprocessor:
                 deadline = Deadline(self._limits.decode_seconds, param="file", check=check)
                 source = _given(inputs, "audio", "file")
                 data = {"audio": self._media(MediaPart("audio", source, "file"), deadline)}
+            case "voice":
+                # The model that speaks checks it.
+                data = dict(inputs)
+        if task != "voice" and (voice := inputs.get("voice")) is not None:
+            data["voice"] = voice
         return without_inputs(payload, data)
 
     def _chat(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from sglang_omni.proto import OmniRequest, StagePayload
 
 def terminal_stages(request: OmniRequest) -> list[str]:
     """The stages whose results make up the answer."""
-    if task_of(request) == "speech":
+    if task_of(request) in ("speech", "voice"):
         return ["speak"]
     return ["decode", "speak"] if answers_in_speech(request) else ["decode"]
 
@@ -16,7 +16,7 @@ def terminal_stages(request: OmniRequest) -> list[str]:
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
     """Audio is transcribed first; the request of a spoken answer also goes to the voice, which waits."""
     task = task_of(output.request)
-    if task == "speech":
+    if task in ("speech", "voice"):
         return ["speak"]
     first = "transcribe" if "clips" in output.data or "audio" in output.data else "thinker"
     return [first, "speak"] if answers_in_speech(output.request) else [first]
@@ -33,6 +33,9 @@ def thinker_stream_ends(request_id: str, output: StagePayload) -> list[str]:
 
 
 def to_speak(payload: StagePayload) -> StagePayload:
-    """The voice's payload: the text to speak, or nothing if the text comes as a stream."""
-    text = payload.data.get("text")
-    return StagePayload(payload.request_id, payload.request, {} if text is None else {"text": text})
+    """The payload of the stage that speaks: the text, unless it comes as a stream, and the kept voice; or the
+    recording of a voice to keep."""
+    data = payload.data
+    if task_of(payload.request) != "voice":
+        data = {name: data[name] for name in ("text", "voice") if name in data}
+    return StagePayload(payload.request_id, payload.request, data)

@@ -25,6 +25,7 @@ from sglang_omni.serve.models.fields import (
     Temperature,
     TopK,
     TopP,
+    VoiceName,
     at_most,
 )
 from sglang_omni.serve.models.options import StreamOptions
@@ -43,8 +44,8 @@ Modalities = Annotated[list[Literal["text", "audio"]], at_most(2, least=1), Afte
 class AudioOptions(ApiModel):
     """How spoken output sounds and is encoded."""
 
-    voice: Name | None = None
-    """One of the names in ``/v1/audio/voices``; the pipeline's default voice if left out."""
+    voice: VoiceName | None = None
+    """One of the names in ``/v1/audio/voices``, or OpenAI's ``{"id": name}``; the default voice if not."""
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16", "pcm"] | None = None
     """How the sound is encoded: ``wav`` by default, ``pcm16`` in a stream."""
     timestamp_granularities: Granularities | None = None

@@ -146,6 +146,15 @@ OnlyFormZero = _must_be(_Form("0"), _Form("0.0"))
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 
 
+def _voice_name(voice: Any) -> Any:
+    """The name in OpenAI's object for a voice of one's own."""
+    return voice["id"] if isinstance(voice, dict) and voice.keys() == {"id"} else voice
+
+
+# A voice's name or id, or OpenAI's object with it.
+VoiceName = Annotated[Name, BeforeValidator(_voice_name)]
+
+
 def at_most(count: int, *, least: int = 0) -> Any:
     """A list's length. Only its first wrong item is reported: reporting a million takes minutes."""
     return Field(min_length=least, max_length=count, fail_fast=True)

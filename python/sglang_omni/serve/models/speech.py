@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from sglang_omni.serve.models.fields import (
     ApiModel,
@@ -18,6 +18,7 @@ from sglang_omni.serve.models.fields import (
     Temperature,
     TopK,
     TopP,
+    VoiceName,
     at_most,
 )
 
@@ -40,18 +41,13 @@ def _not_blank(text: str) -> str:
     return text
 
 
-def _voice_name(voice: Any) -> Any:
-    """The name in OpenAI's object for a voice of one's own."""
-    return voice["id"] if isinstance(voice, dict) and voice.keys() == {"id"} else voice
-
-
 Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARS), AfterValidator(_not_blank)]
 
 
 class SpeechFields(ApiModel):
     """How a text is spoken."""
 
-    voice: Annotated[Name, BeforeValidator(_voice_name)] | None = None
+    voice: VoiceName | None = None
     """A name of ``/v1/audio/voices``, or OpenAI's ``{"id": name}``; the default voice if left out."""
     response_format: Format | None = None
     """How the sound is encoded."""

@@ -58,11 +58,16 @@ def default_config(server: AppState, model: str, kind: Literal["realtime", "tran
 
 
 def updated(
-    config: SessionConfig, update: dict[str, Any], server: AppState, prefix: str = "session."
+    config: SessionConfig,
+    update: dict[str, Any],
+    server: AppState,
+    owner: str | None,
+    prefix: str = "session.",
 ) -> SessionConfig:
     """The configuration with the fields of an update; ``config`` stays as it is.
 
     Args:
+        owner: Whose session it is.
         prefix: Of the fields' names in errors.
 
     Raises:
@@ -74,7 +79,7 @@ def updated(
         server.check_model(new.model)
     if (transcription := new.audio.input.transcription) is not None:
         transcription.model = server.served_name
-    check_config(new, server)
+    check_config(new, server, owner)
     return new
 
 
@@ -88,7 +93,7 @@ def _merged(old: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def check_config(config: SessionConfig, server: AppState) -> None:
+def check_config(config: SessionConfig, server: AppState, owner: str | None = None) -> None:
     """Puts what is in force into ``config``, so that ``session.updated`` says it: the voice that speaks, the
     turn detection there is, and nothing that has no effect.
 
@@ -125,7 +130,10 @@ def check_config(config: SessionConfig, server: AppState) -> None:
     server.check_output(config.output_modalities[0], "session.output_modalities")
     if config.is_spoken:
         output = config.audio.output
-        voice = server.check_voice(output.voice_name, "session.audio.output.voice")
+        param = "session.audio.output.voice"
+        voice = output.voice_name
+        if server.usable_voice(voice, param, owner) is None:
+            voice = server.check_voice(voice, param, owner)
         if voice != output.voice_name:
             output.voice = voice
         check_granularities(

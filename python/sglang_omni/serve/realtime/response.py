@@ -163,9 +163,14 @@ class Response:
             RequestError: The pipeline refuses the request.
         """
         server, config = self._server, self.request.config
+        params = chat_params(config)
+        kept = server.encoded_voice(params.get("voice"), "response.audio.output.voice", self._caller.owner)
+        if kept is not None:
+            del params["voice"]
         request = GenerateRequest(
             messages=messages_of(items, config.instructions),
-            extra_params=chat_params(config),
+            extra_params=params,
+            voice=kept,
             output_modalities=["text", "audio"] if config.is_spoken else ["text"],
             metadata={"task": "chat"},
             timeout=server.timeout(None),

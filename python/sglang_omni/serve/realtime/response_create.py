@@ -45,6 +45,7 @@ def read_response_request(
     conversation: Conversation,
     conversation_id: str,
     server: AppState,
+    owner: str | None,
 ) -> ResponseRequest:
     """
     Raises:
@@ -60,7 +61,7 @@ def read_response_request(
     rest = {name: value for name, value in fields.items() if name not in (*_OVERRIDES, "audio")}
     own = validated(_Own, rest, "response.")
     if overrides:
-        config = updated(config, overrides, server, "response.")
+        config = updated(config, overrides, server, owner, "response.")
     items: Sequence[Item] = list(conversation.items)
     if own.input is not None:
         items = [

@@ -204,7 +204,7 @@ class Session:
             )
             fields = {name: value for name, value in fields.items() if name != "model"}
         # The first use of a detector loads it.
-        new = updated(self.config, fields, self._server)
+        new = updated(self.config, fields, self._server, self._caller.owner)
         if new.type != self.config.type and len(self.conversation):
             raise RequestError(
                 "session.type: cannot change once the conversation has begun",
@@ -319,7 +319,12 @@ class Session:
 
     async def _create_response(self, event: ResponseCreate) -> None:
         request = read_response_request(
-            event.response or {}, self.config, self.conversation, self._conversation_id, self._server
+            event.response or {},
+            self.config,
+            self.conversation,
+            self._conversation_id,
+            self._server,
+            self._caller.owner,
         )
         self._respond(request)
 

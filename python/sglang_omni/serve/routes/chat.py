@@ -67,8 +67,8 @@ def chat_routes(server: AppState) -> APIRouter:
                 with_tools=bool(body.tools or body.functions),
                 param="reasoning_effort",
             )
-        generate, times = to_generate_request(server, body), _times(server, body)
-        generate.session_id, generate.owner = session_key(request, body), owner_of(request)
+        generate, times = to_generate_request(server, body, owner_of(request)), _times(server, body)
+        generate.session_id = session_key(request, body)
         audio_format = audio_format_of(body)
         request_id = await request_id_of(request, body.request_id)
         created = int(time.time())

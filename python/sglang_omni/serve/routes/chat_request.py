@@ -9,6 +9,7 @@ from sglang_omni.generation.request import GenerateRequest, SamplingParams
 from sglang_omni.preprocessing.request_params import TaskParams
 from sglang_omni.preprocessing.tools import tools_of
 from sglang_omni.proto import RequestError
+from sglang_omni.proto.tasks import EncodedVoice
 from sglang_omni.serve.models.chat import ChatCompletionRequest
 from sglang_omni.serve.models.content import (
     AudioUrlPart,
@@ -36,8 +37,11 @@ _NOT_PASSED_ON = {"audio", "refusal", "annotations", "function_call", "reasoning
 _TALKER = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_tokens")
 
 
-def to_generate_request(server: AppState, body: ChatCompletionRequest) -> GenerateRequest:
+def to_generate_request(server: AppState, body: ChatCompletionRequest, owner: str | None) -> GenerateRequest:
     """The client's request for an API request.
+
+    Args:
+        owner: Whose request it is.
 
     Raises:
         RequestError: The model cannot do what is asked, or fields contradict each other.
@@ -47,12 +51,14 @@ def to_generate_request(server: AppState, body: ChatCompletionRequest) -> Genera
     for modality in body.modalities or ():
         server.check_output(modality, "modalities")
     extra: dict[str, Any] = {}
+    kept: EncodedVoice | None = None
     if body.audio is not None:
         if "audio" not in (body.modalities or ()):
             raise RequestError(
                 "audio: needs 'audio' among the modalities", param="audio", code="unsupported_parameter"
             )
-        if (voice := server.check_voice(body.audio.voice, "audio.voice")) is not None:
+        kept = server.encoded_voice(body.audio.voice, "audio.voice", owner)
+        if kept is None and (voice := server.check_voice(body.audio.voice, "audio.voice", owner)) is not None:
             extra["voice"] = voice
     for name in _TALKER:
         value = getattr(body, f"talker_{name}")
@@ -78,6 +84,8 @@ def to_generate_request(server: AppState, body: ChatCompletionRequest) -> Genera
     return GenerateRequest(
         model=body.model,
         messages=_messages(server, body),
+        owner=owner,
+        voice=kept,
         sampling=sampling,
         stage_params=body.stage_params,
         extra_params=extra,

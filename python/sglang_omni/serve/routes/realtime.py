@@ -35,7 +35,7 @@ def realtime_routes(server: AppState) -> APIRouter:
         fields = dict(body.session or {})
         kind: Kind = "transcription" if fields.get("type") == "transcription" else "realtime"
         config = await asyncio.to_thread(default_config, server, server.served_name, kind)
-        config = await asyncio.to_thread(updated, config, fields, server)
+        config = await asyncio.to_thread(updated, config, fields, server, owner_of(request))
         secret = server.client_secrets.create(owner_of(request), config, body.expires_after.seconds)
         shown = {"object": "realtime.session", **config.shown()}
         return JSONResponse({"value": secret.value, "expires_at": secret.expires_at, "session": shown})

@@ -17,7 +17,7 @@ from sglang_omni.generation.fields import TranscriptionWord, UsageInfo
 from sglang_omni.generation.request import GenerateRequest
 from sglang_omni.generation.results import SpeechResult, to_speech
 from sglang_omni.proto import RequestError
-from sglang_omni.proto.tasks import EncodedVoice, SpeechInputs
+from sglang_omni.proto.tasks import EncodedVoice
 from sglang_omni.serve.front.session import owner_of
 from sglang_omni.serve.models.speech import SpeechFields
 from sglang_omni.serve.observe.playback_metrics import listening
@@ -47,9 +47,16 @@ def check_speech(
     """
     server.check_task("speech")
     check_cloning(server, fields)
-    kept = _kept_voice(server, fields, owner)
+    kept = server.encoded_voice(fields.voice, "voice", owner)
     if kept is None:
         fields.voice = server.check_voice(fields.voice, "voice", owner)
+    for name in _REFERENCES:
+        if kept is not None and getattr(fields, name) is not None:
+            raise RequestError(
+                f"{name}: {fields.voice!r} is a voice that has its recording already; give one of the two",
+                param=name,
+                code="invalid_value",
+            )
     if fields.max_tokens is not None and fields.max_new_tokens not in (None, fields.max_tokens):
         raise RequestError(
             "max_new_tokens and max_tokens differ; give one", param="max_new_tokens", code="invalid_value"
@@ -79,31 +86,6 @@ def check_cloning(server: AppState, fields: SpeechFields) -> None:
                 param=name,
                 code="unsupported_parameter",
             )
-
-
-def _kept_voice(server: AppState, fields: SpeechFields, owner: str | None) -> EncodedVoice | None:
-    """The kept voice that ``voice`` names, if it does.
-
-    Raises:
-        RequestError: The model cannot speak with it, or the request brings another one, too.
-    """
-    if server.voices is None or (voice := server.kept_voice(fields.voice, owner)) is None:
-        return None
-    if not server.voices.reads(voice):
-        raise RequestError(
-            f"voice: {voice.name!r} was encoded by another model than {server.served_name!r}; upload its "
-            "recording to this one, under another name or once that voice is deleted",
-            param="voice",
-            code="unsupported_value",
-        )
-    for name in _REFERENCES:
-        if getattr(fields, name) is not None:
-            raise RequestError(
-                f"{name}: the voice is {voice.name!r} already, which has a recording; give one of the two",
-                param=name,
-                code="invalid_value",
-            )
-    return server.voices.load(voice)
 
 
 def own_voices(server: AppState) -> str:
@@ -139,16 +121,15 @@ def speech_request(
         timeout: Of the request itself; the server's own may be shorter.
         voice: The kept voice that ``fields`` name, if they do.
     """
-    prompt: str | dict[str, Any] = text
     params = fields.given
     if voice is not None:
-        prompt = dict(SpeechInputs(text=text, voice=voice))
         del params["voice"]
     return GenerateRequest(
         model=model,
         session_id=session_id,
         owner=owner_of(connection),
-        prompt=prompt,
+        prompt=text,
+        voice=voice,
         stage_params=stage_params,
         extra_params=params,
         stream=stream,
