@@ -1,8 +1,8 @@
-"""Parts of a cascade under test: ears that tell a length, and a voice of a tone a letter that keeps others."""
+"""Parts of a cascade under test: ears that tell a length, and a voice of a tone a letter; it keeps others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
@@ -38,26 +38,22 @@ class KeepingConfig(PipelineConfig):
         return "toy"
 
 
-def load_voice() -> Callable[[StagePayload], Iterator[AudioChunk] | VoiceResult]:
-    """Kept voices are those of ``load_voice`` upside down, as loud as their recording's first sample."""
+def load_voice() -> Callable[[StagePayload], Iterator[AudioChunk]]:
+    """A kept voice is this one upside down, as loud as the beginning of its recording."""
 
-    def keep(payload: StagePayload) -> VoiceResult:
-        samples = decode_audio(payload.request.inputs["audio"], param="audio_sample").samples
-        loud = np.array([[round(256 * samples[0])]])
-        return VoiceResult(voice={"codes": loud}, seconds=len(samples) / RATE)
-
-    def answer(payload: StagePayload) -> Iterator[AudioChunk] | VoiceResult:
-        return keep(payload) if task_of(payload.request) == "voice" else speak(payload)
-
-    def speak(payload: StagePayload) -> Iterator[AudioChunk]:
+    def speak(payload: StagePayload) -> Generator[AudioChunk, None, VoiceResult | None]:
+        if task_of(payload.request) == "voice":
+            clip = decode_audio(payload.request.inputs["audio"], param="audio_sample")
+            loud = np.array([[round(256 * clip.samples[0])]])
+            return VoiceResult(voice={"codes": loud}, seconds=clip.duration)
         request = SpeechRequest.of(payload)
-        kept, text = request.encoded_voice, request.text
-        scale = 256 if kept is None else -int(kept["codes"][0, 0])
-        if len(text) > _LONGEST:
+        if len(request.text) > _LONGEST:
             raise RequestError("input is too long for this voice", param="input", code="invalid_value")
-        for letter in text:
-            yield AudioChunk(
-                audio_data=np.full(LETTER, ord(letter) / 256 * scale / 256, np.float32), sample_rate=RATE
-            )
+        kept = request.encoded_voice
+        scale = 1.0 if kept is None else -int(kept["codes"][0, 0]) / 256
+        for letter in request.text:
+            tone = np.full(LETTER, scale * ord(letter) / 256, np.float32)
+            yield AudioChunk(audio_data=tone, sample_rate=RATE)
+        return None
 
-    return answer
+    return speak
