@@ -213,7 +213,7 @@ async def test_a_text_cannot_end_its_turn(speaking: Speaking) -> None:
         ),
         ({"text": "a", "voice": {"text": "b", "codes": [[CODES] * GROUPS]}}, {}, "voice", "between 0 and 39"),
         ({"text": "a", "voice": {"text": "b", "codes": "x"}}, {}, "voice", "no integers"),
-        ({"text": "a", "voice": {"codes": VOICE}}, {}, "voice", "text it says and its codes"),
+        ({"text": "a", "voice": {"text": 3, "codes": VOICE}}, {}, "voice", "its codes, and perhaps the text"),
         ("a", {"voice": "bob"}, "voice", "no voice 'bob'; there are default, ann"),
         ("a", {"ref_text": "b"}, "ref_text", "ref_audio, which is missing"),
         ("a", {"ref_audio": base64_of(b"noise" * 40)}, "ref_audio", "not audio that can be decoded"),

@@ -122,9 +122,12 @@ def test_voices_used_longest_ago_leave_the_memory(tmp_path: Path, monkeypatch: p
     one, two, three = (keep(voices, name) for name in ("one", "two", "three"))
     read: list[str] = []
     load = kept_voices._load
-    monkeypatch.setattr(
-        kept_voices, "_load", lambda path, voice: (read.append(voice.name), load(path, voice))[1]
-    )
+
+    def loading(path: Path, voice: KeptVoice) -> EncodedVoice:
+        read.append(voice.name)
+        return load(path, voice)
+
+    monkeypatch.setattr(kept_voices, "_load", loading)
     for voice in (one, two, one, three, one, two):
         voices.load(voice)
     assert read == ["one", "two", "three", "two"]

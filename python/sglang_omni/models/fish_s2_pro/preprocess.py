@@ -171,7 +171,9 @@ class FishS2Preprocessor:
         size = self._checkpoint.codebook_size
         if not isinstance(voice, Mapping) or not isinstance(voice.get("text"), str | None):
             raise RequestError(
-                "a voice is an object with the text it says and its codes", param="voice", code="invalid_type"
+                "a voice is an object with its codes, and perhaps the text it says",
+                param="voice",
+                code="invalid_type",
             )
         try:
             codes = torch.as_tensor(np.array(voice.get("codes")), dtype=torch.long)
