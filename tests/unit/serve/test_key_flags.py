@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_omni.launch_server import build_parser
+from sglang_omni.launch_server import _parse, build_parser
 from sglang_omni.serve.launch.keys import replicas_environment, routers_keys, runs_key, take_access
 
 ENVIRONMENT = ("SGLANG_OMNI_API_KEY", "SGLANG_OMNI_ADMIN_API_KEY")
@@ -105,6 +105,23 @@ def test_the_key_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     environment = replicas_environment("key")
     assert [environment[name] for name in ENVIRONMENT] == ["key", "key"]
     assert not {"found", "clients'"} & set(environment.values())
+
+
+def test_the_key_of_a_run_may_be_made_from_a_secret() -> None:
+    key, router = runs_key({}, b"secret")
+    assert router == {"worker_api_key": key}
+    assert runs_key({}, b"secret")[0] == key != runs_key({}, b"other")[0]
+    assert b"secret".hex() not in key
+    assert runs_key({"worker_api_key": "told"}, b"secret")[0] == "told"
+
+
+def test_owners_are_the_same_wherever_voices_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ("--voices-dir", str(tmp_path / "kept"))
+    first, again = (_parse(build_parser(), [*folder]).access.owner_secret for _ in range(2))
+    assert first == again != _parse(build_parser(), []).access.owner_secret
+    with pytest.raises(SystemExit):
+        _parse(build_parser(), ["--voices-dir", "/proc/kept"])
+    assert "--voices-dir /proc/kept: No such file or directory" in capsys.readouterr().err
 
 
 def test_a_file_may_name_tenants(tmp_path: Path) -> None:
