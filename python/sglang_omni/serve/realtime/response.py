@@ -164,7 +164,7 @@ class Response:
         """
         server, config = self._server, self.request.config
         params = chat_params(config)
-        kept = server.encoded_voice(params.get("voice"), "response.audio.output.voice", self._caller.owner)
+        kept = server.encoded_voice(params.get("voice"), "session.audio.output.voice", self._caller.owner)
         if kept is not None:
             del params["voice"]
         request = GenerateRequest(

@@ -14,7 +14,7 @@ from sglang_omni.serve.realtime.conversation import MAX_ITEMS, Conversation
 from sglang_omni.serve.realtime.events import validated
 from sglang_omni.serve.realtime.fields import RealtimeModel
 from sglang_omni.serve.realtime.items import Item, read_item
-from sglang_omni.serve.realtime.response import ResponseRequest
+from sglang_omni.serve.realtime.response import Caller, ResponseRequest
 from sglang_omni.serve.realtime.sound import AudioFormat
 from sglang_omni.serve.state import AppState
 
@@ -40,17 +40,18 @@ class _Own(RealtimeModel):
 
 
 def read_response_request(
-    fields: dict[str, Any],
+    fields: dict[str, Any] | None,
     config: SessionConfig,
     conversation: Conversation,
     conversation_id: str,
     server: AppState,
-    owner: str | None,
+    caller: Caller,
 ) -> ResponseRequest:
     """
     Raises:
         RequestError: A field is unknown, wrong, or beyond the pipeline.
     """
+    fields = fields or {}
     overrides = {name: fields[name] for name in _OVERRIDES if name in fields}
     if isinstance(audio := fields.get("audio"), dict):
         if set(audio) - {"output"}:
@@ -61,7 +62,7 @@ def read_response_request(
     rest = {name: value for name, value in fields.items() if name not in (*_OVERRIDES, "audio")}
     own = validated(_Own, rest, "response.")
     if overrides:
-        config = updated(config, overrides, server, owner, "response.")
+        config = updated(config, overrides, server, caller.owner, "response.")
     items: Sequence[Item] = list(conversation.items)
     if own.input is not None:
         items = [

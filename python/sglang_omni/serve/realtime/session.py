@@ -319,12 +319,7 @@ class Session:
 
     async def _create_response(self, event: ResponseCreate) -> None:
         request = read_response_request(
-            event.response or {},
-            self.config,
-            self.conversation,
-            self._conversation_id,
-            self._server,
-            self._caller.owner,
+            event.response, self.config, self.conversation, self._conversation_id, self._server, self._caller
         )
         self._respond(request)
 
