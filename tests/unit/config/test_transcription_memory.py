@@ -14,7 +14,9 @@ from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.memory import fit_memory
 from sglang_omni.config.plan.memory_plan import GIB, StageMemory
 from sglang_omni.models.qwen3_asr.config import Qwen3ASRPipelineConfig
+from sglang_omni.models.voxtral_realtime.config import VoxtralRealtimePipelineConfig
 from sglang_omni.models.whisper.config import WhisperPipelineConfig
+from sglang_omni.published import published_model
 
 # whisper-large-v3: 1.55 G parameters.
 WHISPER = {
@@ -87,3 +89,23 @@ def test_qwen3_asr(tmp_path: Path) -> None:
     assert taken.kv == args["max_total_tokens"] * 2 * 28 * 8 * 128 * 2
     assert args["max_total_tokens"] == pytest.approx(16 * (120 * 29 + 512), rel=0.01)
     assert taken.total < 16 * GIB
+
+
+def test_voxtral_realtime(tmp_path: Path) -> None:
+    model = published_model("voxtral_realtime")
+    path = hollow(tmp_path, model.config(), 4_429_679_360)
+    (tmp_path / "processor_config.json").write_text(json.dumps(model.config("processor_config.json")))
+    config = VoxtralRealtimePipelineConfig(model_path=path)
+    taken = fitted(config, "A100 80GB")
+    assert taken.weights == 2 * 4_429_679_360 == model.total_size
+    args = merge_factory_args(config.stage("transcribe"), config)
+    # Keys and values of 26 layers, 8 heads of 128, and a row of 3072, in 16 bits; of half an hour each.
+    assert taken.kv == args["max_total_tokens"] * (2 * 26 * 8 * 128 + 3072) * 2
+    assert args["max_total_tokens"] == pytest.approx(16 * 22_500, rel=0.01)
+    # Windows of 16 streams, and of three times the eight that are encoded at once: 197 MB each.
+    stream = 32 * 750 * 2 * 32 * 64 * 2
+    assert 40 * stream < taken.workspace < 40 * stream + 4 * GIB
+    four = VoxtralRealtimePipelineConfig(
+        model_path=path, runtime_overrides={"transcribe": {"max_running_requests": 4}}
+    )
+    assert fitted(four, "A100 80GB").workspace == pytest.approx(taken.workspace - 12 * stream, rel=0.02)
