@@ -18,6 +18,7 @@ from voxtral_twins import VoxtralTwins, quiet_tones
 
 from sglang_omni.models.voxtral_realtime.components.checkpoint import VoxtralRealtimeCheckpoint
 from sglang_omni.models.voxtral_realtime.components.tekken import Tekken
+from sglang_omni.models.voxtral_realtime.ears import HeardSound
 from sglang_omni.models.voxtral_realtime.preprocess import VoxtralRealtimePreprocessor
 from sglang_omni.models.voxtral_realtime.stages import create_transcribe
 from sglang_omni.models.voxtral_realtime.text import HeardText
@@ -230,17 +231,20 @@ def test_another_delay(twins: VoxtralTwins) -> None:
 def test_segments_end_in_pauses(twins: VoxtralTwins) -> None:
     tekken = Tekken.from_dir(twins.path)
     word = tekken.num_control + 300
-    tokens = [tekken.pad] * 3 + [word, 33, word] + [tekken.pad] * 12 + [word] + [tekken.pad] * 4
-    text = HeardText(tekken, 0.08, 0.0, lambda number: number == len(tokens))
-    found = []
-    assert [text.feed([token]) for token in tokens] == [False] * (len(tokens) - 1) + [True]
+    sound = HeardSound(tekken, 200)
+    sound.add(np.zeros(20 * tekken.samples, np.float32))
+    sound.end()
+    text, found = HeardText(tekken, sound, 0.0), []
+    tokens = [tekken.pad] * 3 + [word, 33, word] + [tekken.pad] * 12 + [word] + [tekken.pad] * 8 + [word] * 3
+    # As many as the sound has rows, and ten behind it.
+    assert [text.feed([token]) for token in tokens] == [False] * 29 + [True]
     text.finish()
     while (chunk := text.take()) is not None:
         found += chunk["segments"]
-    one = tekken.tokenizer.decode([word]).strip()
-    assert [(each["start"], each["end"], each["text"]) for each in found] == [
-        (0.24, 0.48, tekken.tokenizer.decode([word, word]).strip()),
-        (1.44, 1.52, one),
+    # The last words are written after the sound.
+    assert [(each["start"], each["end"]) for each in found] == [(0.24, 0.48), (1.44, 1.6)]
+    assert [each["text"] for each in found] == [
+        tekken.tokenizer.decode([word] * count).strip() for count in (2, 4)
     ]
     assert [token for each in found for token in each["tokens"]] == tokens
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.recordings.mel import MelFilters, in_relation
+from sglang_omni.models.recordings.recording import SAMPLE_RATE
 from sglang_omni.models.voxtral_realtime.components.encoder import VoxtralEncoder
 from sglang_omni.models.voxtral_realtime.components.tekken import Tekken
 from sglang_omni.models.voxtral_realtime.memory import MOST_ROWS, MOST_STREAMS
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sglang_omni.models.codecs.streamed import NetworkStream
 
 # Samples from one frame to the next.
-HOP = 160
+_HOP = 160
 
 
 class HeardSound:
@@ -59,6 +60,14 @@ class HeardSound:
     def is_ready(self, num_tokens: int) -> bool:
         return num_tokens <= self.num_rows
 
+    @property
+    def seconds(self) -> float:
+        return self.num_samples / SAMPLE_RATE
+
+    def is_last(self, num_tokens: int) -> bool:
+        """True if nothing is heard after so many tokens."""
+        return self.ended and num_tokens >= self.num_rows
+
     def hear(self, samples: NDArray[np.float32]) -> None:
         """Adds samples (n,) in [-1, 1] at the rate at which they come."""
         self.add(samples if self.resampler is None else self.resampler.resample_chunk(samples))
@@ -86,7 +95,7 @@ class HeardSound:
     @property
     def _overlap(self) -> int:
         """Samples that the windows of a row's frames read beyond the row's own."""
-        return 2 * self._reach - HOP
+        return 2 * self._reach - _HOP
 
     def _add(self, samples: NDArray[np.float32]) -> None:
         self._held.append(samples)
@@ -129,6 +138,7 @@ class Ears:
     def _encode_alike(self, sounds: Sequence[HeardSound], count: int) -> None:
         frames = torch.stack([self._filters.log_power(sound.take(count)) for sound in sounds])
         features = in_relation(frames, self._loudest).to(self._encoder.dtype)
+        # A new stream's state is that of silence: it needs no batch of its own.
         streams = [sound.stream or self._encoder.open_stream() for sound in sounds]
         rows = self._encoder.advance(streams, features)
         for sound, stream, new in zip(sounds, streams, rows, strict=True):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from sglang_omni.models.recordings.growing_text import TrimmedText
+from sglang_omni.models.recordings.recording import SAMPLE_RATE
 from sglang_omni.models.voxtral_realtime.components.tekken import Tekken
+from sglang_omni.models.voxtral_realtime.ears import HeardSound
 from sglang_omni.proto.tasks import TextChunk, TranscriptPiece
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 
@@ -18,19 +20,15 @@ class HeardText:
     belong to the last one.
 
     Args:
-        token_seconds: Time of a token.
+        sound: What is written down.
         temperature: Of the sampling.
-        is_last: Returns True for the number of tokens with which the text ends.
 
     Attributes:
         segments: The whole's, as far as they have ended.
     """
 
-    def __init__(
-        self, tekken: Tekken, token_seconds: float, temperature: float, is_last: Callable[[int], bool]
-    ) -> None:
-        self._tekken, self._token_seconds, self._temperature = tekken, token_seconds, temperature
-        self._is_last = is_last
+    def __init__(self, tekken: Tekken, sound: HeardSound, temperature: float) -> None:
+        self._tekken, self._sound, self._temperature = tekken, sound, temperature
         self._detokenizer = IncrementalDetokenizer(tekken.tokenizer)
         self._trimmed = TrimmedText()
         self._tokens: list[int] = []
@@ -57,7 +55,7 @@ class HeardText:
             self._trimmed.add(self._detokenizer.take())
             if self._first >= self._begin and place - self._last >= _PAUSE:
                 self._cut()
-        return self._is_last(len(self._tokens))
+        return self._sound.is_last(len(self._tekken.prompt) + len(self._tokens))
 
     def finish(self) -> None:
         self._detokenizer.finish()
@@ -78,7 +76,11 @@ class HeardText:
         text = self.text[self._text_begin :].strip()
         if not text:
             return
-        start, end = self._first * self._token_seconds, (self._last + 1) * self._token_seconds
+        # The last words may be written in the silence after the sound.
+        start, end = (
+            min(place * self._tekken.samples / SAMPLE_RATE, self._sound.seconds)
+            for place in (self._first, self._last + 1)
+        )
         self.segments.append(
             TranscriptPiece(
                 seek=round(start * 100),

@@ -70,7 +70,7 @@ class VoxtralRealtimeTranscriber:
         if samples.ndim != 1 or samples.dtype != np.float32 or not np.isfinite(samples).all():
             raise RequestError("sound must be finite float32 of one dimension", code="invalid_value")
         sound.hear(samples)
-        if sound.num_samples > self._max_seconds * SAMPLE_RATE:
+        if sound.seconds > self._max_seconds:
             raise RequestError(
                 f"the sound is longer than {self._max_seconds:g} s: begin another request",
                 code="audio_too_long",
@@ -91,11 +91,7 @@ class VoxtralRealtimeTranscriber:
         return [OutgoingMessage(payload.request_id, "stream", new)]
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        text = _text(request)
-        seconds = _sound(request).num_samples / SAMPLE_RATE
-        for segment in text.segments:
-            # The last words may be written in the silence after the sound.
-            segment["start"], segment["end"] = (min(segment[at], seconds) for at in ("start", "end"))
+        text, seconds = _text(request), _sound(request).seconds
         transcript = Transcript(text=text.text, language="", duration=seconds, segments=text.segments)
         return StagePayload(payload.request_id, payload.request, {**transcript})
 
@@ -108,13 +104,8 @@ class VoxtralRealtimeTranscriber:
         return self._request(request_id, sound, sampling)
 
     def _request(self, request_id: str, sound: HeardSound, sampling: RequestSampling) -> EngineRequest:
-        prompt, seconds = self._tekken.prompt, self._tekken.samples / SAMPLE_RATE
-
-        def is_last(number: int) -> bool:
-            return sound.ended and len(prompt) + number >= sound.num_rows
-
-        text = HeardText(self._tekken, seconds, sampling.temperature, is_last)
-        return EngineRequest(request_id, prompt, sampling, text, state=sound, cacheable=False)
+        text = HeardText(self._tekken, sound, sampling.temperature)
+        return EngineRequest(request_id, self._tekken.prompt, sampling, text, state=sound, cacheable=False)
 
 
 def _sound(request: EngineRequest) -> HeardSound:
