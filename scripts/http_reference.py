@@ -15,9 +15,9 @@ from http_reference_answers import ANSWERS, GROUPS, SERVER_EVENTS
 from pydantic import BaseModel
 
 from sglang_omni.serve.app import create_app
+from sglang_omni.serve.models import speech_stream, transcription_stream
 from sglang_omni.serve.models.constraints import ConstraintFields
 from sglang_omni.serve.models.fields import ExtensionFields, SamplingFields
-from sglang_omni.serve.models.speech_stream import MESSAGES
 from sglang_omni.serve.models.tools import ToolFields
 from sglang_omni.serve.realtime.config import SessionConfig
 from sglang_omni.serve.realtime.events import EVENTS
@@ -38,6 +38,11 @@ that is accepted with that value alone. [All errors](../server.md#errors) have O
 `GET /` is the [page](../realtime.md#on-the-page), and `GET /openapi.json` is this page for programs.
 """
 Schema = Mapping[str, Any]
+_MESSAGES: Mapping[str, Mapping[str, type[BaseModel]]] = {
+    "/v1/realtime": EVENTS,
+    "/v1/audio/speech/stream": speech_stream.MESSAGES,
+    "/v1/audio/transcriptions/stream": transcription_stream.MESSAGES,
+}
 _SHARED = (ToolFields, SamplingFields, ConstraintFields, ExtensionFields)
 
 
@@ -220,7 +225,7 @@ def _routes(page: Reference, spec: Schema) -> None:
 
 def _websocket(page: Reference, path: str) -> None:
     page.add(ANSWERS[f"WS {path}"])
-    messages: Mapping[str, type[BaseModel]] = EVENTS if path == "/v1/realtime" else MESSAGES
+    messages = _MESSAGES[path]
     common = ("type", "event_id") if path == "/v1/realtime" else ("type",)
     page.add("", "**A client sends**")
     for name, model in messages.items():

@@ -26,6 +26,7 @@ GROUPS = {
         "DELETE /v1/audio/voices/{name}",
         "POST /v1/audio/transcriptions",
         "POST /v1/audio/translations",
+        "WS /v1/audio/transcriptions/stream",
     ),
     "Realtime": (
         "WS /v1/realtime",
@@ -106,6 +107,10 @@ ANSWERS = {
         "`sample_rate`, or `error`; `total`, `succeeded`, `failed`."
     ),
     "WS /v1/audio/speech/stream": "Speak text as it comes. Messages are JSON; sound comes in binary frames.",
+    "WS /v1/audio/transcriptions/stream": (
+        "Write down what is said while it is said. Sound comes in binary frames: little-endian 16-bit "
+        "samples, mono."
+    ),
     "GET /v1/audio/voices": (
         "`voices`, `languages`, which is null if the pipeline does not tell, and `uploaded_voices`."
     ),
@@ -177,6 +182,15 @@ SERVER_EVENTS = {
         "session.done": "the utterance is spoken: `total_sentences`, `usage`",
         "session.cancelled": "the answer to `session.cancel`",
         "error": "`error`, OpenAI's object; the session goes on",
+    },
+    "/v1/audio/transcriptions/stream": {
+        "transcript.text.delta": (
+            "new text as `delta`, never taken back; with `segments: true` new `segments`"
+        ),
+        "transcript.text.done": (
+            "the whole as `text`, and `usage`; with `segments: true` also `language`, `duration`, `task`"
+        ),
+        "error": "`error`, OpenAI's object; the connection ends",
     },
     "/v1/realtime": {
         "session.created": "the `session` as it begins",

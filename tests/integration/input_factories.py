@@ -56,3 +56,37 @@ def adder() -> StreamScheduler:
         expects_stream=lambda payload: True,
         wants_chunks=lambda payload: bool(payload.request.params.get("stream")),
     )
+
+
+class _Ears(StreamSession):
+    """Says how many samples each chunk has, once per chunk, and in the end how many there were in all."""
+
+    def __init__(self) -> None:
+        self._params: dict[str, Any] = {}
+        self._seconds, self._rate, self._sizes = 0.0, 0, list[int]()
+
+    def begin(self, payload: StagePayload) -> Iterator[Any]:
+        self._params, self._rate = dict(payload.request.params), payload.request.inputs["sample_rate"]
+        return iter(())
+
+    def feed(self, data: Any) -> Iterator[Any]:
+        self._sizes.append(len(data))
+        segment = {"start": self._seconds, "end": self._seconds + len(data) / self._rate, "text": "heard"}
+        self._seconds += len(data) / self._rate
+        yield {"text": f"+{len(data)}", "segments": [segment]}
+
+    def end(self) -> Iterator[Any]:
+        return iter(())
+
+    def result(self) -> dict[str, Any]:
+        given = {name: self._params[name] for name in ("language", "prompt") if name in self._params}
+        text = f"{sum(self._sizes)} samples at {self._rate} Hz {given or ''}".strip()
+        return {"text": text, "duration": self._seconds, "language": "en"}
+
+
+def ears() -> StreamScheduler:
+    return StreamScheduler(
+        _Ears,
+        expects_stream=lambda payload: True,
+        wants_chunks=lambda payload: bool(payload.request.params.get("stream")),
+    )

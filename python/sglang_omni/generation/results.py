@@ -96,8 +96,13 @@ class TranscriptionResult:
 
     @classmethod
     def of(cls, whole: GenerateChunk) -> TranscriptionResult:
-        """A whole answer as a transcript."""
-        return cls(whole.text, whole.language, whole.duration, whole.segments, whole.timings, whole.worker)
+        """A whole answer as a transcript.
+
+        Of sound that came while it was transcribed, the pipeline's result may differ from what it has
+        streamed: it knows what followed each word. The result counts.
+        """
+        text = whole.result.get("text", whole.text) if isinstance(whole.result, dict) else whole.text
+        return cls(text, whole.language, whole.duration, whole.segments, whole.timings, whole.worker)
 
 
 async def to_completion(whole: GenerateChunk, audio_format: str) -> CompletionResult:

@@ -42,7 +42,12 @@ class StreamSession(ABC):
 
     Its methods yield chunks, None to let other requests run, or a ``BatchItem``, which is done when they
     continue.
+
+    Attributes:
+        num_waiting: Steps that wait behind the present one: items of the incoming stream, and its end.
     """
+
+    num_waiting = 0
 
     @abstractmethod
     def begin(self, payload: StagePayload) -> Iterator[Any]:
@@ -253,7 +258,9 @@ class StreamScheduler:
         try:
             try:
                 if request.running is None:
-                    request.running = request.steps.popleft()()
+                    step = request.steps.popleft()
+                    request.session.num_waiting = len(request.steps)
+                    request.running = step()
                 chunk = next(request.running, _END)
             finally:
                 self.steps.end()

@@ -38,6 +38,7 @@ from sglang_omni.serve.routes.speech import speech_routes
 from sglang_omni.serve.routes.speech_batch import speech_batch_routes
 from sglang_omni.serve.routes.speech_stream import speech_stream_routes
 from sglang_omni.serve.routes.tokenize import tokenize_routes
+from sglang_omni.serve.routes.transcription_stream import transcription_stream_routes
 from sglang_omni.serve.routes.transcriptions import transcription_routes
 from sglang_omni.serve.routes.voices import voice_routes
 from sglang_omni.serve.state import AppState, Capabilities
@@ -58,6 +59,7 @@ GENERATION_ROUTES: Sequence[MakeRoutes] = (
 _OTHER_ROUTES: Sequence[MakeRoutes] = (
     speech_batch_routes,
     speech_stream_routes,
+    transcription_stream_routes,
     voice_routes,
     response_routes,
     tokenize_routes,

@@ -51,6 +51,7 @@ class Capabilities:
         adapters: The directories of LoRA adapters, by name.
         chat_prompts: Loads the model's tokenizer and chat template, without its weights.
         max_model_len: The most tokens of a prompt and its answer.
+        hears_streams: True if the sound of a transcription may come while it runs.
         random_weights: True if what the model says means nothing.
     """
 
@@ -66,6 +67,7 @@ class Capabilities:
     request_params: RequestParams | None = None
     chat_prompts: Callable[[], ChatPrompts] | None = None
     max_model_len: int | None = None
+    hears_streams: bool = False
     random_weights: bool = False
 
     @classmethod
@@ -98,6 +100,7 @@ class Capabilities:
             request_params=getattr(config, "request_params", None),
             chat_prompts=getattr(config, "chat_prompts", None),
             max_model_len=getattr(config, "max_model_len", None),
+            hears_streams="transcription" in (listed("tasks") or ()) and config.input_stage is not None,
             random_weights=has_random_weights(getattr(config, "model_path", None) or ""),
         )
 

@@ -136,6 +136,29 @@ def test_a_stream_may_come_before_its_payload(driver: Driver, early: str) -> Non
     assert driver.next().data.data == [1, 2, 3]
 
 
+def test_a_session_knows_how_much_waits() -> None:
+    waited: list[int] = []
+
+    class Counting(Echo):
+        def feed(self, data: Any) -> Iterator[Any]:
+            waited.append(self.num_waiting)
+            return super().feed(data)
+
+    driver = Driver()
+    driver.scheduler = StreamScheduler(
+        Counting, expects_stream=lambda payload: True, wants_chunks=lambda payload: True
+    )
+    driver.new("r", ["wait"])
+    with running(driver.scheduler):
+        assert Echo.at_gate.wait(WAIT_S)
+        driver.feed("r", 1)
+        driver.feed("r", 2)
+        driver.done("r")
+        Echo.gate.set()
+        assert driver.chunks(4) == [("r", "wait"), ("r", 1), ("r", 2), ("r", "end")]
+    assert waited == [0, 2, 1]
+
+
 def test_a_bound_on_the_requests_in_work() -> None:
     """Others wait in line with their streams, and begin in order as soon as one ends in whatever way."""
     Echo.gate.clear()

@@ -44,6 +44,7 @@ def default_stages() -> list[StageConfig]:
             name="transcribe",
             factory=f"{_PACKAGE}.stages.create_transcribe",
             process="transcribe",
+            takes_input=True,
             next=["thinker", "decode"],
             route_fn=f"{_PACKAGE}.routing.after_transcribe",
         ),

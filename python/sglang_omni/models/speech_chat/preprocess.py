@@ -27,7 +27,7 @@ from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 _TAKES: tuple[MediaKind, ...] = ("audio",)
-_INPUTS = ("messages", "prompt", "prompt_token_ids", "text", "audio")
+_INPUTS = ("messages", "prompt", "prompt_token_ids", "text", "audio", "sample_rate")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SpeechChatPreprocessor:
       answer is more than content; a chat is ``{"messages": [...]}`` without ``chats``
     - chat with audio: ``{"messages": [...], "clips": [float32 (n,), 16 kHz]}``
     - transcription, translation: ``{"audio": bytes}``, encoded: a recording may be of hours, and the
-      transcribe stage decodes it as it goes
+      transcribe stage decodes it as it goes; ``{"sample_rate": Hz}`` of sound that comes to that stage
     - speech: ``{"text": str}``
     - a voice to keep: ``{"audio": bytes, "text": str | None}``; a kept one that speaks comes with the others
       as ``voice``
@@ -117,9 +117,12 @@ class SpeechChatPreprocessor:
                 if self._hears:
                     check_language(heard.get("language"), param="language", does="transcribes")
                 _check_prompt(heard.get("prompt"))
-                deadline = Deadline(self._limits.decode_seconds, param="file", check=check)
-                source = _given(inputs, "audio", "file")
-                data = {"audio": self._media(MediaPart("audio", source, "file"), deadline)}
+                if "sample_rate" in inputs:
+                    data = {"sample_rate": inputs["sample_rate"]}
+                else:
+                    deadline = Deadline(self._limits.decode_seconds, param="file", check=check)
+                    source = _given(inputs, "audio", "file")
+                    data = {"audio": self._media(MediaPart("audio", source, "file"), deadline)}
             case "voice":
                 # The model that speaks checks it.
                 data = dict(inputs)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from sglang_omni.preprocessing.request import answers_in_speech, task_of
 from sglang_omni.proto import OmniRequest, StagePayload
 
+# What the payload of a request with sound has one of.
+_SOUND = {"clips", "audio", "sample_rate"}
+
 
 def terminal_stages(request: OmniRequest) -> list[str]:
     """The stages whose results make up the answer."""
@@ -18,7 +21,7 @@ def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
     task = task_of(output.request)
     if task in ("speech", "voice"):
         return ["speak"]
-    first = "transcribe" if "clips" in output.data or "audio" in output.data else "thinker"
+    first = "transcribe" if output.data.keys() & _SOUND else "thinker"
     return [first, "speak"] if answers_in_speech(output.request) else [first]
 
 

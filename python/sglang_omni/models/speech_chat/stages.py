@@ -99,7 +99,7 @@ def create_transcribe(
     chats = None if takes_messages else chat_prompts(checkpoint_directory(model_path), args)
     return StreamScheduler(
         lambda: TranscribeSession(recognizer, chats, limits),
-        expects_stream=lambda payload: False,
+        expects_stream=lambda payload: "sample_rate" in payload.data,
         wants_chunks=lambda payload: wants_stream(payload.request),
         schedule_policy=schedule_policy,
         listens=lambda payload: task_of(payload.request) == "chat",

@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sglang_omni.answers.chat import ChatPrompts
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, SpeechSegment, Whisper
 from sglang_omni.models.speech_chat.conversation import for_thinker, with_transcripts
+from sglang_omni.models.speech_chat.listening import NewText, SoundListener, transcript_piece
 from sglang_omni.models.speech_chat.windows import windows
 from sglang_omni.preprocessing.audio import decode_blocks
 from sglang_omni.preprocessing.deadline import Deadline
@@ -24,7 +28,6 @@ from sglang_omni.proto.tasks import TextChunk, Transcript, TranscriptPiece
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -114,7 +117,8 @@ class TranscribeSession(StreamSession):
     """One request with audio.
 
     A chat ends with what ``for_thinker`` makes of it and an ``input_transcript``, and a transcription with
-    the caller's result. A recording of hours takes as many turns as it has windows and segments, between
+    the caller's result; that of sound which comes while it runs, with ``sample_rate`` in its payload, is fed
+    with float32 arrays (n,). A recording of hours takes as many turns as it has windows and segments, between
     which other requests have theirs.
 
     Args:
@@ -131,14 +135,38 @@ class TranscribeSession(StreamSession):
         self._chats = chats
         self._limits = limits or RecordingLimits()
         self._result: dict[str, Any] = {}
+        # Of sound that comes while the request runs.
+        self._listener: SoundListener | None = None
+        self._has_text = False
 
     def begin(self, payload: StagePayload) -> Iterator[Any]:
         if task_of(payload.request) == "chat":
             return self._chat(payload)
-        return self._transcription(payload)
+        if (rate := payload.data.get("sample_rate")) is None:
+            return self._transcription(payload)
+        transcribe = partial(self._recognizer.whisper.segments, **_options(payload.request))
+        self._listener = SoundListener(transcribe, rate, self._limits.seconds)
+        return iter(())
+
+    def feed(self, data: Any) -> Iterator[TextChunk | None]:
+        assert self._listener is not None, "begin comes first"
+        return self._certain(self._listener.add(data, more_waits=self.num_waiting > 0))
+
+    def end(self) -> Iterator[TextChunk | None]:
+        if (listener := self._listener) is not None:
+            yield from self._certain(listener.end(np.zeros(0, np.float32)))
+            self._finish(listener.segments, listener.seconds)
 
     def result(self) -> dict[str, Any]:
         return self._result
+
+    def _certain(self, new: Iterator[NewText]) -> Iterator[TextChunk | None]:
+        for words, segments in new:
+            text = " ".join(["", *words] if self._has_text else words) if words else ""
+            self._has_text = self._has_text or bool(words)
+            if text or segments:
+                yield TextChunk(modality="text", text=text, segments=list(segments))
+            yield None
 
     def _chat(self, payload: StagePayload) -> Iterator[TextChunk | None]:
         transcripts = []
@@ -162,19 +190,16 @@ class TranscribeSession(StreamSession):
         segments: list[TranscriptPiece] = []
         for start, window in recording.windows():
             for heard in self._recognizer.whisper.segments(window, **options):
-                # Its fields are those of a TranscriptPiece, but for ``seek``.
-                segment = cast(TranscriptPiece, asdict(heard.after(start)) | {"seek": round(start * 100)})
+                segment = transcript_piece(heard, start)
                 text = f" {heard.text}" if segments else heard.text
                 segments.append(segment)
                 yield TextChunk(modality="text", text=text, segments=[segment])
             yield None
-        transcript = Transcript(
-            text=" ".join(segment["text"] for segment in segments),
-            language="en",
-            duration=recording.seconds,
-            segments=segments,
-        )
-        self._result = {**transcript}
+        self._finish(segments, recording.seconds)
+
+    def _finish(self, segments: list[TranscriptPiece], seconds: float) -> None:
+        text = " ".join(segment["text"] for segment in segments)
+        self._result = {**Transcript(text=text, language="en", duration=seconds, segments=segments)}
 
 
 def _options(request: OmniRequest) -> dict[str, Any]:

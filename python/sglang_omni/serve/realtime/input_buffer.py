@@ -50,6 +50,11 @@ class InputBuffer:
             self._pieces.append(samples)
             self._end += len(samples)
 
+    def since(self, start: int) -> Samples:
+        """The samples from ``start`` on."""
+        whole = np.concatenate([np.zeros(0, np.float32), *self._pieces])
+        return whole[max(0, start - self._start) :]
+
     def take(self, start: int, end: int) -> Samples:
         """Take out the samples from ``start`` to ``end``, and drop what came before them."""
         self.drop(start)

@@ -36,7 +36,7 @@ from sglang_omni.serve.realtime.events import (
     read_event,
 )
 from sglang_omni.serve.realtime.input_buffer import MAX_SECONDS, InputBuffer
-from sglang_omni.serve.realtime.input_transcription import send_transcript, transcribe
+from sglang_omni.serve.realtime.input_transcription import InputTranscripts, send_transcript
 from sglang_omni.serve.realtime.items import Item, Part, base64_bytes, read_item
 from sglang_omni.serve.realtime.listener import AnswerListener
 from sglang_omni.serve.realtime.outbox import EventQueue
@@ -99,7 +99,7 @@ class Session:
         self._active: Response | None = None
         self._others: dict[str, Response] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._transcribing: dict[str, asyncio.Task[None]] = {}
+        self._transcripts = InputTranscripts(server, self.outbox, self._caller, self._keep)
         self._buffer = InputBuffer()
         self._decoder = SoundDecoder(self.config.audio.input.format)
         self._detector: TurnDetector | None = None
@@ -159,6 +159,7 @@ class Session:
         """
         self._server.check_input("audio", "audio")
         self._buffer.add(samples)
+        self._transcripts.add(samples)
         if self._detector is None:
             return
         loop = asyncio.get_running_loop()
@@ -252,6 +253,7 @@ class Session:
 
     async def _clear(self, event: InputAudioClear) -> None:
         self._buffer.clear()
+        self._transcripts.drop()
         self._new_detector()
         self.outbox.put("input_audio_buffer.cleared")
 
@@ -363,7 +365,7 @@ class Session:
             request,
             self._caller,
             on_heard=lambda transcript: self._heard(spoken, transcript),
-            after=[self._transcribing[item.id] for item in request.items if self._is_transcribing(item)],
+            after=self._transcripts.awaited(request.items),
             listener=self._listener if request.conversation is not None else None,
         )
         if request.conversation is not None:
@@ -397,7 +399,9 @@ class Session:
         self._turn = (new_id("item"), max(place, self._buffer.start))
         self._idle_from = None
         self.outbox.put("input_audio_buffer.speech_started", audio_start_ms=_ms(place), item_id=self._turn[0])
-        turns = self.config.audio.input.turn_detection
+        settings, turns = self.config.audio.input.transcription, self.config.audio.input.turn_detection
+        if settings is not None and self.config.type == "transcription":
+            self._transcripts.begin(self._turn[0], settings, self._buffer.since(self._turn[1]))
         if turns is not None and turns.interrupt_response:
             if self._active is not None:
                 self._active.cancel("turn_detected")
@@ -451,22 +455,12 @@ class Session:
             self.truncate(played.item_id, 0, played.ms)
 
     def _transcribe(self, item: Item, *, delay: float) -> None:
-        settings = self.config.audio.input.transcription
-        if settings is None or item.id in self._transcribing or self.outbox.is_closed:
-            return
-
-        async def work() -> None:
-            await asyncio.sleep(delay)
+        def is_needed() -> bool:
             answered = None if self._active is None else _last_spoken(self._active.request)
-            if answered is not item and item.content[0].transcript is None:
-                await transcribe(self._server, self.outbox, self._caller, item, 0, settings)
+            return answered is not item
 
-        task = self._transcribing[item.id] = asyncio.create_task(work())
-        self._keep(task)
-        task.add_done_callback(lambda _: self._transcribing.pop(item.id))
-
-    def _is_transcribing(self, item: Item) -> bool:
-        return item.id in self._transcribing and item.content[0].transcript is None
+        if (settings := self.config.audio.input.transcription) is not None:
+            self._transcripts.write(item, settings, delay=delay, is_needed=is_needed)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
         self._tasks.add(task)

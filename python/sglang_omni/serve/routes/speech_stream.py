@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 from fastapi import APIRouter, WebSocket
-from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from sglang_omni.generation.errors import no_audio
@@ -18,7 +17,6 @@ from sglang_omni.proto import RequestError
 from sglang_omni.proto.tasks import EncodedVoice
 from sglang_omni.serve.front.errors import describe
 from sglang_omni.serve.front.session import owner_of, session_key
-from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.front.warnings import collected
 from sglang_omni.serve.front.websockets import POLICY_VIOLATION
 from sglang_omni.serve.models.speech import MAX_INPUT_CHARS
@@ -31,6 +29,7 @@ from sglang_omni.serve.models.speech_stream import (
     SpeechStreamConfig,
     SpokenText,
 )
+from sglang_omni.serve.routes.socket_messages import read_message
 from sglang_omni.serve.routes.speech_encoding import (
     EncodedSpeech,
     check_encodable,
@@ -134,7 +133,7 @@ class _Session:
         if received["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(received.get("code", 1000))
         try:
-            message = _parsed(received)
+            message = _message(received)
             match message:
                 case SpeechStreamConfig():
                     self._configure(message)
@@ -303,7 +302,7 @@ class _Session:
         await self._websocket.close(code)
 
 
-def _parsed(received: dict[str, Any]) -> Message:
+def _message(received: dict[str, Any]) -> Message:
     """
     Raises:
         RequestError: The frame holds no message of the protocol.
@@ -311,23 +310,4 @@ def _parsed(received: dict[str, Any]) -> Message:
     text = received.get("text")
     if text is None:
         raise RequestError("messages are JSON in text frames, not binary ones", code="invalid_type")
-    if len(text) > _MAX_MESSAGE_CHARS:
-        raise RequestError(
-            f"the message is over the limit of {_MAX_MESSAGE_CHARS} characters", code="request_too_large"
-        )
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise RequestError(f"the message is not valid JSON: {exc}", code="invalid_json") from exc
-    kind = fields.get("type") if isinstance(fields, dict) else None
-    model = MESSAGES.get(kind) if isinstance(kind, str) else None
-    if model is None:
-        raise RequestError(
-            f"type: a message is a JSON object whose type is one of {', '.join(MESSAGES)}",
-            param="type",
-            code="invalid_value",
-        )
-    try:
-        return model.model_validate(fields)
-    except ValidationError as exc:
-        raise validation_error(exc.errors(include_url=False), model) from exc
+    return read_message(text, MESSAGES, _MAX_MESSAGE_CHARS)

@@ -1,7 +1,7 @@
 //! Sorts requests by path into a fixed number of routes, each of which has its own series in the metrics.
 
 /// Paths that metrics tell apart, the frequent ones first.
-const PATHS: [&str; 20] = [
+const PATHS: [&str; 21] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -10,6 +10,7 @@ const PATHS: [&str; 20] = [
     "/v1/audio/transcriptions",
     "/v1/audio/translations",
     "/v1/audio/speech/stream",
+    "/v1/audio/transcriptions/stream",
     "/v1/realtime",
     "/v1/realtime/calls",
     "/v1/models",

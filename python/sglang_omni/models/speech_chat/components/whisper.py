@@ -93,6 +93,7 @@ class Whisper:
         *,
         temperature: float = 0.0,
         word_timestamps: bool = False,
+        beam_size: int | None = None,
     ) -> Iterator[SpeechSegment]:
         """Yields the clip's segments, each as soon as it is decoded.
 
@@ -103,13 +104,14 @@ class Whisper:
             temperature: 0 finds the likeliest text, always the same; above, the best of five drawn texts is
                 taken.
             word_timestamps: True to find the times of the words, which takes a little longer.
+            beam_size: In place of the model's own; 1 is greedy.
         """
         # As tokens, because the library would read control tokens in a text.
         words = None if prompt is None else self._tokenizer.encode(self._tokenizer.hide(f" {prompt.strip()}"))
         segments, info = self._model.transcribe(
             samples,
             language="en",
-            beam_size=self._beam_size,
+            beam_size=beam_size or self._beam_size,
             # One temperature: the library would else try higher ones for text that it doubts.
             temperature=temperature,
             # Whisper invents words in silence.
