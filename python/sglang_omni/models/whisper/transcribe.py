@@ -30,7 +30,7 @@ from sglang_omni.models.whisper.components.word_times import split_words, token_
 from sglang_omni.models.whisper.memory import TEXTS_ALIGNED_AT_ONCE
 from sglang_omni.models.whisper.preprocess import WhisperInput
 from sglang_omni.proto import StagePayload
-from sglang_omni.proto.tasks import TextChunk, Transcript, TranscriptPiece
+from sglang_omni.proto.tasks import SpokenWord, TextChunk, Transcript, TranscriptPiece
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
 if TYPE_CHECKING:
@@ -342,17 +342,16 @@ class WhisperSession(StreamSession):
 
     def _word_times(
         self, cut: Cut, times: list[float], first: int, offset: float, language: str | None
-    ) -> list[dict[str, Any]]:
+    ) -> list[SpokenWord]:
         """The words of a cut with their times in the recording, of which the window begins at ``offset``."""
         end = self._checkpoint.tokens.end
         spoken = [index for index, token in enumerate(cut.tokens, first) if token < end]
         words = split_words(self._words(cut.tokens), self._tokenizer.decode, language)
-        found = []
+        found: list[SpokenWord] = []
         for word in words:
             before, last = spoken[word.indices[0]] - 1, spoken[word.indices[-1]]
             start = times[before] if before >= 0 else 0.0
             if text := word.text.strip():
-                found.append(
-                    {"word": text, "start": round(offset + start, 2), "end": round(offset + times[last], 2)}
-                )
+                begins, ends = round(offset + start, 2), round(offset + times[last], 2)
+                found.append(SpokenWord(word=text, start=begins, end=ends))
         return found
