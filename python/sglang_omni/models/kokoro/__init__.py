@@ -1,0 +1,1 @@
+"""Kokoro: text in, speech out, in named voices and blends of them."""

@@ -1,0 +1,1 @@
+"""The parts of Kokoro, and the settings of its checkpoint."""
