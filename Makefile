@@ -71,7 +71,7 @@ SEEDS ?= 0
 ENGINE ?= omni
 REFERENCE := build/qwen-tts
 .PHONY: parity
-parity: build $(if $(filter all qwen3_tts,$(PARITY_OF)),$(REFERENCE)/.installed) ## a family's answers against its reference's, however it is asked (MODEL=qwen3_omni SEEDS=0,1,2 ENGINE=omni)
+parity: build $(if $(filter all qwen3_tts,$(PARITY_OF)),$(REFERENCE)/.installed) $(if $(filter all kokoro,$(PARITY_OF)),build/kokoro/.installed) ## a family's answers against its reference's, however it is asked (MODEL=qwen3_omni SEEDS=0,1,2 ENGINE=omni)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m parity $(PARITY_OF) --seeds $(SEEDS) --engines $(ENGINE) $(PARITY)
 
 .PHONY: test
@@ -112,7 +112,7 @@ $(DENY) $(FUZZ):
 	cargo install --locked --root $(CARGO_TOOLS) --version $(CRATE_VERSION) $(@F)
 
 # Tools that have an environment of their own, build/NAME, from requirements/NAME.lock.
-build/audit/.installed build/deploy/.installed build/docs/.installed build/clients/.installed build/text-clients/.installed build/fuzz-http/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
+build/audit/.installed build/deploy/.installed build/docs/.installed build/clients/.installed build/text-clients/.installed build/fuzz-http/.installed build/kokoro/.installed: build/%/.installed: requirements/%.lock | $(BIN)/uv
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/$*
 	$(BIN)/uv pip sync --python build/$*/bin/python --require-hashes requirements/$*.lock
 	touch $@
@@ -171,7 +171,7 @@ test-python: build system-packages
 # Without them, eight thousand other tests would be collected, which takes half a minute.
 LONG_FILES = $(shell grep -rl --include='test_*.py' 'mark\.long' tests | sort)
 .PHONY: test-long
-test-long: build clients $(DOCS_TOOLS)/.installed $(REFERENCE)/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
+test-long: build clients $(DOCS_TOOLS)/.installed $(REFERENCE)/.installed build/kokoro/.installed system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
 	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long $(PARALLEL) $(LONG_FILES)
 
 .PHONY: clients
@@ -411,6 +411,7 @@ lock: $(BIN)/uv ## resolve requirements/*.in again
 	$(COMPILE) --upgrade requirements/text-clients.in -o requirements/text-clients.lock
 	$(COMPILE) --upgrade requirements/fuzz-http.in -o requirements/fuzz-http.lock
 	$(COMPILE) --upgrade --no-deps requirements/qwen-tts.in -o requirements/qwen-tts.lock
+	$(COMPILE) --upgrade --no-deps requirements/kokoro.in -o requirements/kokoro.lock
 	$(MAKE) lock-demo
 
 # With the versions of dev.lock.

@@ -37,7 +37,7 @@ def families() -> str:
 def _row(family: Family) -> str:
     cells = (
         f"`{family.name}`",
-        ", ".join(f"`{name}`" for name in family.checkpoints),
+        ", ".join(f"`{name}`" for name in family.checkpoints or family.marks),
         ", ".join(family.takes),
         ", ".join(family.gives),
         ", ".join(family.tasks),

@@ -23,7 +23,17 @@ from sglang_omni.models.kokoro.tiny_checkpoint import make
 
 RATE = 24_000
 # A letter of the package for each language.
-LETTERS = {"en-us": "a", "en-gb": "b", "es": "e", "fr": "f", "hi": "h", "it": "i", "ja": "j", "pt": "p", "zh": "z"}
+LETTERS = {
+    "en-us": "a",
+    "en-gb": "b",
+    "es": "e",
+    "fr": "f",
+    "hi": "h",
+    "it": "i",
+    "ja": "j",
+    "pt": "p",
+    "zh": "z",
+}
 
 
 class KokoroSpoken(NamedTuple):
@@ -56,6 +66,7 @@ class KokoroOracle:
     @classmethod
     def make(cls, path: Path, seed: int = 0, **shape: Any) -> KokoroOracle:
         """Writes the checkpoint to ``path``."""
+        with_the_package()
         make(path, seed, **shape)
         return cls(path)
 
@@ -103,12 +114,18 @@ class KokoroOracle:
         return packs[0] if len(packs) == 1 else torch.mean(torch.stack(packs), dim=0)
 
     def speak(
-        self, phonemes: Sequence[str], voice: str | torch.Tensor = "af_heart", *, speed: float = 1.0, seed: int = 0
+        self,
+        phonemes: Sequence[str],
+        voice: str | torch.Tensor = "af_heart",
+        *,
+        speed: float = 1.0,
+        seed: int = 0,
     ) -> KokoroSpoken:
         """The speech of parts of phonemes, one after the other."""
         pack = self.pack(voice) if isinstance(voice, str) else voice
+        model = self.model
         torch.manual_seed(seed)
-        said = [self.model(part, pack[len(part) - 1], speed, return_output=True) for part in phonemes]
+        said = [model(part, pack[len(part) - 1], speed, return_output=True) for part in phonemes]
         parts = [each.audio.numpy() for each in said]
         return KokoroSpoken(np.concatenate(parts), parts, [each.pred_dur.tolist() for each in said])
 

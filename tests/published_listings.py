@@ -36,6 +36,7 @@ LEFT: dict[str, tuple[str, list[str]]] = {
         f"Qwen/Qwen3-TTS-12Hz-1.7B-{kind}": ("qwen3_tts", ["README.md", ".gitattributes"])
         for kind in ("Base", "CustomVoice", "VoiceDesign")
     },
+    "hexgrad/Kokoro-82M": ("kokoro", ["README.md", "VOICES.md", ".gitattributes"]),
     "meta-llama/Llama-3.2-1B-Instruct": (
         "text",
         [

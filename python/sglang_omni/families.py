@@ -10,6 +10,7 @@ Imports the standard library only: nothing of a family is imported to list it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sglang_omni.packages import install_line
@@ -26,6 +27,8 @@ class Family:
         architectures: The ``architectures`` of checkpoints that it serves; ``*ForCausalLM`` is an ending, for
             those that no other family names.
         model_types: Their ``model_type``; an architecture goes before it.
+        marks: Fields of config.json, by which those are known that name neither of these. Of a family of
+            another package nothing is known by them.
         tasks: Of ``sglang_omni.proto.tasks.TASKS``.
         takes: What a request may contain, of ``text``, ``image``, ``audio``, ``video`` and ``codes``.
         gives: What it answers with, of ``text``, ``audio`` and ``codes``.
@@ -36,6 +39,8 @@ class Family:
             ``SHAPE``.
         proved_against: With what its answers were compared, and what of them was equal.
         packages: Modules that its stages import, by the command that installs them.
+        weights: The pattern of a file of torch's that holds the weights; empty if safetensors do. Of this
+            package's families alone.
         files: Names or patterns of the files that its stages read beside configs, tokenizer and the weights
             that ``sglang_omni.weight_files`` chooses. No others are downloaded from the hub.
     """
@@ -44,6 +49,7 @@ class Family:
     config: str
     architectures: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
@@ -51,6 +57,7 @@ class Family:
     maker: str | None = None
     proved_against: str = ""
     packages: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    weights: str = ""
     files: tuple[str, ...] = ()
 
     @property
@@ -162,6 +169,23 @@ FAMILIES = (
         files=("speech_tokenizer/*.safetensors",),
     ),
     Family(
+        name="kokoro",
+        config=f"{_MODELS}.kokoro.config:default_config",
+        marks=("istftnet", "plbert"),
+        tasks=("speech",),
+        takes=("text",),
+        gives=("audio",),
+        # No stage is autoregressive: torch computes it.
+        maker=f"{_MODELS}.kokoro.tiny_checkpoint:make",
+        proved_against="the authors' kokoro 0.9.4: samples, durations",
+        packages=(
+            (install_line("serve"), _TORCH),
+            (install_line("kokoro"), ("misaki", "espeakng_loader", "phonemizer")),
+        ),
+        weights="kokoro-v1_*.pth",
+        files=("voices/*.pt",),
+    ),
+    Family(
         name="whisper",
         config=f"{_MODELS}.whisper.config:default_config",
         architectures=("WhisperForConditionalGeneration",),
@@ -214,6 +238,15 @@ FAMILIES = (
         packages=_SERVE,
     ),
 )
+
+
+def marked_family(fields: Iterable[str]) -> Family | None:
+    """The family whose marks are all among the fields of a config.json that names no architecture and no
+    ``model_type``."""
+    names = set(fields)
+    if names & {"architectures", "model_type"}:
+        return None
+    return next((family for family in FAMILIES if family.marks and names >= {*family.marks}), None)
 
 
 def family_named(name: str) -> Family:

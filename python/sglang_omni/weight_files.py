@@ -3,7 +3,8 @@
 The rule is transformers' (``modeling_utils._get_resolved_checkpoint_files``): the file that
 ``transformers_weights`` of config.json names, else ``model.safetensors``, else the shards of
 ``model.safetensors.index.json``. Where none of these is there, it is SGLang's: every safetensors file. Other
-copies of the weights, in another precision or in their authors' layout, are thereby left.
+copies of the weights, in another precision or in their authors' layout, are thereby left. Of a few families
+it is a file of torch's: ``Family.weights``.
 
 Imports the standard library only.
 """
@@ -13,12 +14,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+
+from sglang_omni.families import marked_family
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 NAMED_BY = "transformers_weights"
+TORCH_END = ".pth"
 _FILE_END, _INDEX_END = ".safetensors", ".safetensors.index.json"
 # Mistral's own layout of the same weights.
 _FOREIGN = "consolidated"
@@ -52,6 +57,8 @@ def weight_files(
         FileNotFoundError: There are no weights, or not the file that config.json names.
         ValueError: What config.json names can be no such file, or the index is corrupted.
     """
+    if (family := marked_family(fields)) is not None and family.weights:
+        return WeightFiles((_only(names, family.weights),))
     named = fields.get(NAMED_BY)
     if named is not None:
         _check_name(named)
@@ -103,6 +110,16 @@ def config_fields(directory: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError("config.json is no JSON object")
     return fields
+
+
+def _only(names: Collection[str], pattern: str) -> str:
+    """The one name of a pattern."""
+    found = sorted(name for name in names if fnmatch(name, pattern))
+    if not found:
+        raise FileNotFoundError(f"it lacks {pattern}, which holds the weights: download the checkpoint again")
+    if len(found) > 1:
+        raise ValueError(f"it has {', '.join(found)}, and one may be there: move the others away")
+    return found[0]
 
 
 def _check_name(named: Any) -> None:

@@ -14,14 +14,16 @@ from parity.__main__ import ENGINES, FAMILIES
 from sglang_omni.testing import ALL_WAYS, Way
 
 # What a family does not have, or not at all times: nothing is cached of speech and recordings, which no token
-# tells; Whisper's stage has no engine; and how full an omni model's pool becomes depends on its other stages.
+# tells; Whisper's and Kokoro's stages have no engine; and how full an omni model's pool becomes depends on
+# its other stages.
 _UNCACHED = ("csm", "fish_s2_pro", "higgs_audio_v2", "qwen3_asr", "qwen3_tts", "voxtral_realtime")
 NOT_SEEN = {name: {Way.PREFIX} for name in _UNCACHED}
 NOT_SEEN |= {name: {Way.RETRACTED} for name in ("qwen2_5_omni", "qwen3_omni")}
+NOT_SEEN["kokoro"] = {Way.PREFIX, Way.CHUNKED, Way.RETRACTED}
 NOT_SEEN["whisper"] = {Way.PREFIX, Way.CHUNKED, Way.RETRACTED}
-# The slowest of those whose own tests compare tokens as well, and one whose reference is installed for the
-# long tests.
-LONG = ("qwen3_omni", "qwen3_tts", "whisper")
+# The slowest of those whose own tests compare tokens as well, and those whose references are installed for
+# the long tests.
+LONG = ("kokoro", "qwen3_omni", "qwen3_tts", "whisper")
 
 
 def asked() -> Iterator[object]:

@@ -83,10 +83,12 @@ def _entry(family: Family) -> str:
     checkpoints = ", ".join(family.checkpoints) or (
         "bundled as speech-chat" if family.name == "speech_chat" else "from Python"
     )
+    if family.marks:
+        checkpoints = f"those with {_listed(family.marks)} in config.json"
     lines = (
         f"{_listed(family.takes)} -> {_listed(family.gives)}; tasks: {_listed(family.tasks or ['none'])}",
         f"checkpoints: {checkpoints}",
-        f"engines: {_listed(family.engines)}; proved against: {family.proved_against or '?'}",
+        f"engines: {_listed(family.engines or ['none'])}; proved against: {family.proved_against or '?'}",
     )
     return f"{family.name}\n" + "\n".join(f"  {line}" for line in lines)
 

@@ -16,6 +16,7 @@ from sglang_omni.config.nearest import nearest
 from sglang_omni.generation.local import LocalTransport
 from sglang_omni.generation.transport import Transport
 from sglang_omni.preprocessing.request_params import RequestParams, TaskParams, check_params
+from sglang_omni.preprocessing.voice_blends import voice_parts
 from sglang_omni.proto import RequestError
 from sglang_omni.proto.tasks import EncodedVoice, Granularity
 from sglang_omni.random_weights import has_random_weights
@@ -48,6 +49,7 @@ class Capabilities:
     Attributes:
         word_times: What the words of its sound are, of which it tells the times; None: it does not.
         default_voice: What speaks in the place of OpenAI's names; None: they are refused as any other.
+        voice_blends: True if a voice may be a blend of several, as of ``preprocessing.voice_blends``.
         adapters: The directories of LoRA adapters, by name.
         chat_prompts: Loads the model's tokenizer and chat template, without its weights.
         max_model_len: The most tokens of a prompt and its answer.
@@ -60,6 +62,7 @@ class Capabilities:
     output_modalities: frozenset[str] | None = None
     voices: frozenset[str] | None = None
     default_voice: str | None = None
+    voice_blends: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
     spoken_languages: frozenset[str] | None = None
     word_times: Granularity | None = None
@@ -93,6 +96,7 @@ class Capabilities:
             output_modalities=declared("output_modalities"),
             voices=None if voices is None else frozenset(voice.lower() for voice in voices),
             default_voice=voices[0] if voices else None,
+            voice_blends=getattr(config, "voice_blends", False),
             adapters=getattr(config, "adapters", {}),
             spoken_languages=declared("spoken_languages"),
             word_times=getattr(serves, "word_times", None) or getattr(config, "word_times", None),
@@ -292,7 +296,11 @@ class AppState:
             return default
         known = self.voice_names(owner)
         shared = "" if self.voices is None else " here (servers that share --voices-dir have the same ones)"
-        self._check(known, voice.lower(), param, f"has no voice {voice!r}{shared}; it has")
+        names = [voice.lower()]
+        if self.capabilities.voice_blends:
+            names = [part.name for part in voice_parts(voice, param)]
+        for name in names:
+            self._check(known, name, param, f"has no voice {name!r}{shared}; it has")
         return voice
 
     def check_word_times(self, param: str) -> Granularity:

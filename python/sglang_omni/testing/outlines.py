@@ -45,7 +45,12 @@ def write_outline(
     sizes = dict(model.listing)
     for name in model.configs:
         (directory / name).write_text(json.dumps(model.config(name)))
-    sizes |= _write_weights(directory, _weight_files(model), model.stored_tensors())
+    weights = "" if is_codec else family_named(family).weights
+    if weights:
+        (name,) = (name for name in sizes if fnmatch(name, weights))
+        _write_saved(directory / name, model.stored_tensors())
+    else:
+        sizes |= _write_weights(directory, _weight_files(model), model.stored_tensors())
     if "tokenizer_config.json" in model.configs:
         _write_tokenizer(directory, model)
     if _TEKKEN_FILE in model.configs:
@@ -53,17 +58,19 @@ def write_outline(
     if _VOICES_FILE in sizes:
         _write_voices(directory)
     patterns = () if is_codec else family_named(family).files
+    codecs = {pattern.partition("/")[0] for pattern in patterns if pattern.endswith("/*.safetensors")}
     for name in sizes:
-        # Those of a folder are the codec's, below.
-        own = "/" not in name and any(fnmatch(name, pattern) for pattern in patterns)
+        # Those of a codec's folder are below.
+        own = name.partition("/")[0] not in codecs and any(fnmatch(name, pattern) for pattern in patterns)
         if own and not (directory / name).exists():
+            (directory / name).parent.mkdir(exist_ok=True)
             with (directory / name).open("wb") as file:
                 file.truncate(sizes[name] or 0)
     files = {name: RepoFile(name, size or 0, cached=False) for name, size in sizes.items()}
     plans = [choose(model.id, directory, files, _no_files if is_codec else own_files)]
     # The codec is where its repository may be put: in a folder beside the model's files. Some
     # models' own repository has it there.
-    for folder in {pattern.partition("/")[0] for pattern in patterns if "/" in pattern}:
+    for folder in codecs:
         fetched = write_outline(family, published_codec(family), directory / folder, is_codec=True)
         if not any(name.startswith(f"{folder}/") for name in sizes):
             plans += fetched
@@ -109,6 +116,18 @@ def _write_weights(
         weight_map = {tensor.name: shard for shard, own in of_each.items() for tensor in own}
         (directory / index).write_text(json.dumps({"weight_map": weight_map}))
     return {shard: write_safetensors(directory / shard, own) for shard, own in of_each.items()}
+
+
+def _write_saved(path: Path, tensors: Iterable[StoredTensor]) -> None:
+    """A file of torch's, of the state dicts of a model's parts, with holes in place of values."""
+    import torch
+
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    for name, _, shape in tensors:
+        part, _, rest = name.partition(".")
+        parts.setdefault(part, {})[rest] = torch.empty(shape)
+    with torch.serialization.skip_data():
+        torch.save(parts, path)
 
 
 def _write_voices(directory: Path) -> None:

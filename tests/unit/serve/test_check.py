@@ -205,6 +205,11 @@ DEFAULTS = {
         "length": "8,192 frames (generation_config.json)",
         "voice": "default (that of the recording that comes with each text)",
     },
+    "kokoro": {
+        "voice": "af_heart, of af_heart, am_adam, bf_emma, ef_dora, ff_siwis, hf_alpha, if_sara, jf_alpha, "
+        "pf_dora, zf_xiaobei (its authors' example)",
+        "language": "the voice's own, of the default voice english (its authors' code)",
+    },
     "whisper": {
         "sampling": "temperature 0; while a text is doubtful, 0.2, 0.4, 0.6, 0.8, 1 in turn "
         "(its authors' program)",
@@ -247,6 +252,7 @@ MISSING = {
     ): "is missing: it says how images, sounds and videos are prepared",
     ("qwen2_5_omni", "spk_dict.pt"): "is missing: it holds the voices; download the checkpoint again",
     ("fish_s2_pro", "codec.pth"): "lacks codec.pth, which holds the codec: download it again",
+    ("kokoro", "kokoro-v1_0.pth"): "lacks kokoro-v1_*.pth, which holds the weights: download the checkpoint",
     (
         "qwen3_tts",
         "speech_tokenizer/config.json",

@@ -1,4 +1,4 @@
-"""The sizes of a checkpoint's tensors, from the headers of its safetensors files; no weights are read."""
+"""The sizes of a checkpoint's tensors, from the headers of its files; no weights are read."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile, ZipFile
 
-from sglang_omni.weight_files import weight_files_in
+from sglang_omni.weight_files import TORCH_END, weight_files_in
 
 # A header is a few hundred bytes a tensor; a larger one is no safetensors file.
 _MAX_HEADER_BYTES = 100_000_000
@@ -123,6 +124,9 @@ def _read(files: tuple[tuple[str, int, int], ...]) -> tuple[TensorSize, ...]:
 
 
 def _header(path: Path, length: int) -> Iterator[TensorSize]:
+    if path.suffix == TORCH_END:
+        yield from _storages(path)
+        return
     try:
         with path.open("rb") as file:
             nbytes = int.from_bytes(file.read(8), "little")
@@ -138,3 +142,14 @@ def _header(path: Path, length: int) -> Iterator[TensorSize]:
             yield TensorSize(name, entry["dtype"], shape, int(end - begin), 8 + nbytes + int(begin))
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"{path} is corrupted or incomplete ({exc}): download it again") from exc
+
+
+def _storages(path: Path) -> Iterator[TensorSize]:
+    """Those of a file of torch's, an archive without compression; of the families that have one: float32."""
+    try:
+        with ZipFile(path) as archive:
+            entries = [entry for entry in archive.infolist() if "/data/" in entry.filename]
+    except (BadZipFile, OSError) as exc:
+        raise ValueError(f"{path} is corrupted or incomplete ({exc}): download it again") from exc
+    for entry in entries:
+        yield TensorSize(entry.filename, "F32", (entry.file_size // ITEM_BYTES["float32"],), entry.file_size)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.config.schema.defaults import NO_ENDS, HasDefaults
+from sglang_omni.families import marked_family
 from sglang_omni.model_runner.headers import HeaderReport, NotCompared, headers_only
 from sglang_omni.serve.launch.checks import Checks, sentence
 
@@ -27,6 +28,8 @@ def describe_family(config: PipelineConfig, checks: Checks) -> None:
     path = Path(config.model_path) / "config.json"
     fields: dict[str, Any] = json.loads(path.read_bytes()) if path.is_file() else {}
     why = ", ".join(f"{name} {fields[name]!r}" for name in _NAMES if fields.get(name))
+    if (family := marked_family(fields)) is not None:
+        why = ", ".join(family.marks)
     checks.tell("family", f"{where}{f', because config.json has {why}' if why else ''}")
 
 

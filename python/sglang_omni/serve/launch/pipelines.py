@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni import hub
-from sglang_omni.families import family_named
+from sglang_omni.families import family_named, marked_family
 from sglang_omni.packages import missing
 from sglang_omni.serve.launch.registry import PipelineError, own_files, pipeline_of
 
@@ -125,7 +125,7 @@ def _checkpoint_fields(checkpoint: Path, flag: str) -> dict[str, Any]:
     """The fields of its ``config.json``."""
     try:
         fields: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        if not (fields.get("model_type") or fields.get("architectures")):
+        if not (fields.get("model_type") or fields.get("architectures") or marked_family(fields)):
             raise KeyError("model_type")
     except (FileNotFoundError, NotADirectoryError):
         raise LaunchError(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang_omni.families import FAMILIES, Family
+from sglang_omni.families import FAMILIES, Family, marked_family
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -35,7 +35,8 @@ class PipelineError(Exception):
 class Pipeline(NamedTuple):
     """
     Attributes:
-        name: The architecture or ``model_type`` that it is for; an ending of architectures after a ``*``.
+        name: The architecture or ``model_type`` that it is for; an ending of architectures after a ``*``; the
+            family's, if checkpoints name neither.
         target: ``module:name`` of a subclass of PipelineConfig, or of a function that makes a config, called
             with ``model_path``; or of a Family, which names one of these.
         owner: The package that brings it.
@@ -106,7 +107,7 @@ def families() -> list[InstalledFamily]:
 
 def pipeline_of(fields: Mapping[str, Any]) -> Pipeline:
     """The pipeline for a checkpoint: that for one of its architectures, else that for its ``model_type``,
-    else that for an architecture's ending.
+    else that for an architecture's ending. One that names neither is known by its fields.
 
     Args:
         fields: Those of its ``config.json``.
@@ -122,6 +123,8 @@ def pipeline_of(fields: Mapping[str, Any]) -> Pipeline:
     for name in [*given, *([str(kind)] if kind else [])]:
         if name in by_name:
             return _only(by_name[name])
+    if (family := marked_family(fields)) is not None:
+        return Pipeline(family.name, family.config, _OWNER)
     for name, found in by_name.items():
         if name.startswith("*") and any(each.endswith(name[1:]) for each in given):
             return _only(found)

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.preprocessing.text import read_json
+from sglang_omni.weight_files import weight_files_in
 
-# The field that no other model's config.json has.
-MARK = "istftnet"
-WEIGHTS = "kokoro-v1_*.pth"
 VOICES = "voices"
 DEFAULT_VOICE = "af_heart"
 # What begins and ends each text's phonemes.
@@ -43,7 +41,7 @@ class KokoroCheckpoint:
         config = read_json(directory / "config.json")
         if not config:
             raise FileNotFoundError(f"{directory} lacks config.json: download the checkpoint again")
-        if missing := [name for name in (MARK, "plbert", "vocab") if name not in config]:
+        if missing := [name for name in ("istftnet", "plbert", "vocab") if name not in config]:
             raise ValueError(f"{directory} is no Kokoro checkpoint: config.json has no {', '.join(missing)}")
         return cls(directory, config)
 
@@ -52,20 +50,9 @@ class KokoroCheckpoint:
         """The file of the weights.
 
         Raises:
-            FileNotFoundError: There is none.
-            ValueError: There are several.
+            FileNotFoundError, ValueError: There is none, or several are there.
         """
-        found = sorted(self.path.glob(WEIGHTS))
-        if not found:
-            raise FileNotFoundError(
-                f"{self.path} lacks {WEIGHTS}, which holds the weights: download the checkpoint again"
-            )
-        if len(found) > 1:
-            raise ValueError(
-                f"{self.path} has {', '.join(file.name for file in found)}, and one may be there: move the "
-                "others away"
-            )
-        return found[0]
+        return self.path / weight_files_in(self.path).files[0]
 
     @cached_property
     def voices(self) -> tuple[str, ...]:

@@ -48,9 +48,7 @@ class KokoroModel(nn.Module):
         self.decoder = Decoder(hidden, style, self.vocoder, inner)
 
     @torch.inference_mode()
-    def speak(
-        self, ids: Sequence[int], style: Tensor, speed: float, generator: Generator
-    ) -> KokoroSaid:
+    def speak(self, ids: Sequence[int], style: Tensor, speed: float, generator: Generator) -> KokoroSaid:
         """
         Args:
             ids: Of the phonemes.

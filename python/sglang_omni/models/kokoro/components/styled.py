@@ -53,7 +53,7 @@ class StyledBlock(nn.Module):
 
 
 class StyledSnakes(nn.Module):
-    """Residual pairs of convolutions, the first of each dilated, with Snake activations (arXiv:2006.08195)."""
+    """Residual pairs of convolutions, the first of each dilated, with Snakes between (arXiv:2006.08195)."""
 
     def __init__(self, channels: int, kernel: int, dilations: tuple[int, ...], style: int) -> None:
         super().__init__()

@@ -81,7 +81,9 @@ class Decoder(nn.Module):
         self.asr_res = nn.Sequential(nn.Conv1d(channels, inner.beside, 1))
         self.generator = _Generator(style, shape)
 
-    def forward(self, asr: Tensor, pitch: Tensor, energy: Tensor, style: Tensor, draws: VocoderDraws) -> Tensor:
+    def forward(
+        self, asr: Tensor, pitch: Tensor, energy: Tensor, style: Tensor, draws: VocoderDraws
+    ) -> Tensor:
         """
         Args:
             asr: What the steps sound like, (1, channels, n).

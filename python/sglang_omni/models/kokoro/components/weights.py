@@ -14,7 +14,7 @@ from sglang_omni.model_runner.headers import header_report, lacks
 from sglang_omni.models.kokoro.components.checkpoint import VOICES, KokoroCheckpoint
 from sglang_omni.models.kokoro.components.model import KokoroModel
 from sglang_omni.models.kokoro.components.vocoder import InnerChannels
-from sglang_omni.models.kokoro.voice_names import VoicePart
+from sglang_omni.preprocessing.voice_blends import VoicePart
 
 _NORMED = (".weight_g", ".weight_v")
 # A prefix that torch's DataParallel has put before the published names.
@@ -52,7 +52,7 @@ def load_kokoro(checkpoint: KokoroCheckpoint, device: str) -> KokoroModel:
     missing = sorted(n for n in wanted.keys() - weights.keys() if not n.endswith(_NEUTRAL))
     unexpected = sorted(weights.keys() - wanted.keys())
     wrong = [
-        f"{file}: {name} has the shape {tuple(tensor.shape)}, not {tuple(wanted[name].shape)} as config.json says"
+        f"{file}: {name} has the shape {tuple(tensor.shape)}, and by config.json {tuple(wanted[name].shape)}"
         for name, tensor in weights.items()
         if name in wanted and tensor.shape != wanted[name].shape
     ]
@@ -75,7 +75,9 @@ def load_kokoro(checkpoint: KokoroCheckpoint, device: str) -> KokoroModel:
 
 def _inner_channels(found: Mapping[str, Tensor]) -> InnerChannels:
     names = ("decoder.encode.conv1.bias", "decoder.asr_res.0.bias")
-    return InnerChannels(*(len(found[name]) for name in names)) if found.keys() >= {*names} else InnerChannels()
+    return (
+        InnerChannels(*(len(found[name]) for name in names)) if found.keys() >= {*names} else InnerChannels()
+    )
 
 
 class KokoroVoices:
@@ -97,7 +99,9 @@ class KokoroVoices:
             # As the authors have it, to the last bit.
             return torch.mean(torch.stack(styles), dim=0)
         total = sum(shares)
-        return sum((style * (share / total) for style, share in zip(styles, shares, strict=True)), 0 * styles[0])
+        return sum(
+            (style * (share / total) for style, share in zip(styles, shares, strict=True)), 0 * styles[0]
+        )
 
     def _voice(self, name: str) -> Tensor:
         if name not in self._loaded:
