@@ -69,13 +69,13 @@ def make(path: str | Path, seed: int = 0, **shape: Any) -> Path:
     write_json(directory / "config.json", config)
     generator = torch.Generator().manual_seed(seed)
     inner = InnerChannels(sizes.inner_channels, sizes.beside_channels)
-    stored: dict[str, dict[str, Tensor]] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in KokoroModel(config, inner).state_dict().items():
         part, _, rest = name.partition(".")
         if not rest.endswith((".norm.weight", ".norm.bias")):
-            stored.setdefault(part, {}).update(_stored(f"module.{rest}", _drawn(name, tensor, generator)))
+            parts.setdefault(part, {}).update(stored(f"module.{rest}", _drawn(name, tensor, generator)))
     weights = next(name for name in published.listing if name.endswith(".pth"))
-    torch.save(stored, directory / weights)
+    torch.save(parts, directory / weights)
     rows, style = config["plbert"]["max_position_embeddings"] - 2, config["style_dim"]
     for voice in _VOICES:
         own = 0.3 * torch.randn(1, 1, 2 * style, generator=generator)
@@ -143,12 +143,13 @@ def _drawn(name: str, like: Tensor, generator: Generator) -> Tensor:
     return gain * drawn / fan_in**0.5
 
 
-def _stored(name: str, tensor: Tensor) -> dict[str, Tensor]:
+def stored(name: str, tensor: Tensor) -> dict[str, Tensor]:
     """A tensor under its published name; that of a normed convolution as its length and direction."""
     if not name.endswith(".weight") or tensor.dim() != 3 or _is_plain(name):
         return {name: tensor}
     length = tensor.flatten(1).norm(dim=1)[:, None, None]
-    return {f"{name}_g": length, f"{name}_v": 2 * tensor}
+    # A row of zeros has no direction of its own.
+    return {f"{name}_g": length, f"{name}_v": 2 * tensor + (length == 0)}
 
 
 def _is_plain(name: str) -> bool:
