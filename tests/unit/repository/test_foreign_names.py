@@ -58,6 +58,10 @@ NOT_IMPORTED = {
     "cuda-toolkit": "SGLang's compiler on a GPU",
     "pipecat-ai": "only Smart Turn's weights are read from its wheel",
     "httptools": "uvicorn's, which parses requests with it",
+    **dict.fromkeys(
+        ("fugashi", "jaconv", "mojimoji", "pyopenjtalk-plus", "unidic-lite"),
+        "misaki's, for Japanese; of its own extra one is built from source, and one is downloaded",
+    ),
     "nixl": "imported by a name that tells the CUDA version",
 }
 

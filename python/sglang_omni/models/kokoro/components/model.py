@@ -13,7 +13,12 @@ from torch import Generator, Tensor, nn
 
 from sglang_omni.models.kokoro.components.plbert import Plbert, PlbertShape
 from sglang_omni.models.kokoro.components.prosody import ProsodyPredictor, TextEncoder
-from sglang_omni.models.kokoro.components.vocoder import Decoder, InnerChannels, VocoderDraws, VocoderShape
+from sglang_omni.models.kokoro.components.vocoder import (
+    InnerChannels,
+    KokoroDecoder,
+    VocoderDraws,
+    VocoderShape,
+)
 
 
 class KokoroSaid(NamedTuple):
@@ -45,7 +50,7 @@ class KokoroModel(nn.Module):
         self.predictor = ProsodyPredictor(style, hidden, layers, config["max_dur"])
         kernel = config["text_encoder_kernel_size"]
         self.text_encoder = TextEncoder(hidden, kernel, layers, config["n_token"])
-        self.decoder = Decoder(hidden, style, self.vocoder, inner)
+        self.decoder = KokoroDecoder(hidden, style, self.vocoder, inner)
 
     @torch.inference_mode()
     def speak(self, ids: Sequence[int], style: Tensor, speed: float, generator: Generator) -> KokoroSaid:

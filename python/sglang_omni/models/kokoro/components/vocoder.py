@@ -65,7 +65,7 @@ class VocoderDraws(NamedTuple):
         return cls(noise.transpose(1, 2))
 
 
-class Decoder(nn.Module):
+class KokoroDecoder(nn.Module):
     def __init__(self, channels: int, style: int, shape: VocoderShape, inner: InnerChannels) -> None:
         super().__init__()
         given = inner.blocks + inner.beside + 2

@@ -15,6 +15,7 @@ from sglang_omni.models.kokoro.components.checkpoint import VOICES, KokoroCheckp
 from sglang_omni.models.kokoro.components.model import KokoroModel
 from sglang_omni.models.kokoro.components.vocoder import InnerChannels
 from sglang_omni.preprocessing.voice_blends import VoicePart
+from sglang_omni.versions.torch import normed_weight
 
 _NORMED = (".weight_g", ".weight_v")
 # A prefix that torch's DataParallel has put before the published names.
@@ -48,7 +49,7 @@ def load_kokoro(checkpoint: KokoroCheckpoint, device: str) -> KokoroModel:
     for name in (each.removesuffix("_g") for each in folded if each.endswith("_g")):
         length, direction = found[f"{name}_g"], found.get(f"{name}_v")
         if direction is not None:
-            weights[name] = torch._weight_norm(direction, length, 0) if report is None else direction
+            weights[name] = normed_weight(direction, length) if report is None else direction
     missing = sorted(n for n in wanted.keys() - weights.keys() if not n.endswith(_NEUTRAL))
     unexpected = sorted(weights.keys() - wanted.keys())
     wrong = [
