@@ -116,7 +116,7 @@ def _lstm(size: int, out: int) -> nn.LSTM:
     return nn.LSTM(size, out // 2, batch_first=True, bidirectional=True)
 
 
-def _packed(lstm: nn.LSTM, x: Tensor) -> Tensor:
+def _packed(lstm: nn.Module, x: Tensor) -> Tensor:
     """Of one packed sequence, as the authors compute it: that rounds otherwise than an unpacked one."""
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([x.shape[1]]), batch_first=True)
     y: Tensor = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)[0]

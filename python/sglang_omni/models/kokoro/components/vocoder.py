@@ -104,6 +104,8 @@ class KokoroDecoder(nn.Module):
 
 
 class _Generator(nn.Module):
+    window: Tensor
+
     def __init__(self, style: int, shape: VocoderShape) -> None:
         super().__init__()
         self.shape = shape
@@ -145,10 +147,13 @@ class _Generator(nn.Module):
             x = x + block(convolution(source), style)
             found = [each(x, style) for each in self.resblocks[(level - 1) * kernels : level * kernels]]
             x = sum(found[1:], found[0]) / kernels
-        bins = self.shape.gen_istft_n_fft // 2 + 1
+        size = self.shape.gen_istft_n_fft
+        bins = size // 2 + 1
         x = self.conv_post(F.leaky_relu(x))
         magnitude, phase = torch.exp(x[:, :bins]), torch.sin(x[:, bins:])
-        samples = torch.istft(magnitude * torch.exp(phase * 1j), **self._stft)
+        samples = torch.istft(
+            magnitude * torch.exp(phase * 1j), size, self.shape.gen_istft_hop_size, size, self.window
+        )
         return samples[0]
 
     def _source(self, pitch: Tensor, draws: VocoderDraws) -> Tensor:
@@ -167,15 +172,6 @@ class _Generator(nn.Module):
 
     def _spectrum(self, sound: Tensor) -> Tensor:
         """Magnitudes, then phases: (1, samples) to (1, bins, frames)."""
-        found = torch.stft(sound, return_complex=True, **self._stft)
-        return torch.cat([found.abs(), found.angle()], dim=1)
-
-    @property
-    def _stft(self) -> dict[str, int | Tensor]:
         size = self.shape.gen_istft_n_fft
-        return {
-            "n_fft": size,
-            "hop_length": self.shape.gen_istft_hop_size,
-            "win_length": size,
-            "window": self.window,
-        }
+        found = torch.stft(sound, size, self.shape.gen_istft_hop_size, size, self.window, return_complex=True)
+        return torch.cat([found.abs(), found.angle()], dim=1)
