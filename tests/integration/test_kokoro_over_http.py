@@ -135,6 +135,21 @@ def test_a_seed_and_the_default_voice(server: SpeechServer) -> None:
     assert "af_heart" in answer.headers["warning"]
 
 
+def test_times_of_words(server: SpeechServer) -> None:
+    lines = [SAID, SAID[:13]]
+    body = {"input": "\n".join(lines), "response_format": "pcm", "language": "ipa"}
+    told = httpx.post(
+        f"{server.url}/v1/audio/speech", json={**body, "timestamp_granularities": ["word"]}, timeout=PATIENCE
+    ).json()
+    assert told["granularity"] == "word"
+    assert [each["word"] for each in told["words"]] == " ".join(lines).split()
+    starts = [each["start"] for each in told["words"]]
+    assert starts == sorted(starts)
+    # Those of the second line are timed from where the first begins.
+    first, whole = (len(say(server, text)) / RATE for text in (lines[0], "\n".join(lines)))
+    assert starts[5] < first < starts[6] < told["words"][-1]["end"] < whole
+
+
 def test_speed(server: SpeechServer) -> None:
     slow, fast = (len(say(server, SAID, speed=speed)) for speed in (0.5, 2.0))
     assert slow > 1.5 * fast

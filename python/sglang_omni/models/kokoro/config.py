@@ -19,6 +19,7 @@ from sglang_omni.models.kokoro.languages import codes_of, language_of
 from sglang_omni.models.kokoro.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.languages import language_name
 from sglang_omni.preprocessing.request_params import RequestParams
+from sglang_omni.proto.tasks import Granularity
 
 _STAGES = "sglang_omni.models.kokoro.stages"
 # Of the longest text that is spoken at once, about 40 s: the vocoder's rows, and cuDNN's and cuBLAS's own.
@@ -40,6 +41,7 @@ class KokoroPipelineConfig(SpeechPipelineConfig):
     preload: ClassVar[tuple[str, ...]] = ("torch",)
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
     voice_blends: ClassVar[bool] = True
+    word_times: ClassVar[Granularity] = "word"
 
     name: str | None = "kokoro"
     stages: list[StageConfig] = Field(default_factory=stages)
