@@ -152,4 +152,10 @@ def _storages(path: Path) -> Iterator[TensorSize]:
     except (BadZipFile, OSError) as exc:
         raise ValueError(f"{path} is corrupted or incomplete ({exc}): download it again") from exc
     for entry in entries:
-        yield TensorSize(entry.filename, "F32", (entry.file_size // ITEM_BYTES["float32"],), entry.file_size)
+        yield TensorSize(
+            entry.filename,
+            "F32",
+            (entry.file_size // ITEM_BYTES["float32"],),
+            entry.file_size,
+            entry.header_offset,
+        )
