@@ -54,9 +54,21 @@ def bare(word: str) -> str:
     return "".join(filter(str.isalnum, word.lower()))
 
 
+def words_of(letters: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Each word, with when its last letter came."""
+    words: list[tuple[float, str]] = []
+    is_new = True
+    for when, letter in letters:
+        if not letter.isspace():
+            before = "" if is_new else words.pop()[1]
+            words.append((when, before + letter))
+        is_new = letter.isspace()
+    return words
+
+
 async def listen(url: str, pcm: bytes) -> tuple[list[tuple[float, str]], str]:
     """Each word that was sent, after how many seconds, and the text at the end."""
-    sent: list[tuple[float, str]] = []
+    letters: list[tuple[float, str]] = []
     async with connect(
         url.replace("http", "ws", 1) + "/v1/audio/transcriptions/stream", proxy=None
     ) as socket:
@@ -75,10 +87,10 @@ async def listen(url: str, pcm: bytes) -> tuple[list[tuple[float, str]], str]:
         async for message in socket:
             event = json.loads(message)
             if event["type"] == "transcript.text.delta":
-                sent += [(loop.time() - began, word) for word in event["delta"].split()]
+                letters += [(loop.time() - began, letter) for letter in event["delta"]]
             elif event["type"] == "transcript.text.done":
                 await playing
-                return sent, event["text"]
+                return words_of(letters), event["text"]
             else:
                 raise SystemExit(f"the server says {message!r}")
     raise SystemExit("the server ended the stream without a transcript")
