@@ -1,6 +1,6 @@
 """How far the times that a voice gives its words are from where ears hear them.
 
-    python benches/word_times.py [--url http://127.0.0.1:8000] [--ears URL] [--voice NAME] [--speed 1.0]
+    python benches/word_times.py [--url http://127.0.0.1:8000] [--ears URL] [--voice NAME] [--language en]
 
 Each sentence is spoken by ``/v1/audio/speech`` with ``timestamp_granularities: ["word"]``, and the sound is
 written down by ``/v1/audio/transcriptions`` with the times of its words: of the same server, or of another.
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the voice's server")
     parser.add_argument("--ears", help="the ears' server; the voice's by default")
     parser.add_argument("--voice")
+    parser.add_argument("--language", help="of the texts, for a voice of another")
     parser.add_argument("--speed", type=float, default=1.0)
     args = parser.parse_args()
     told: list[float] = []
@@ -59,7 +60,7 @@ def main() -> None:
     with httpx.Client(timeout=120, trust_env=False) as http:
         for text in SENTENCES:
             body = {"input": text, "response_format": "wav", "timestamp_granularities": ["word"]}
-            body |= {"speed": args.speed, **({"voice": args.voice} if args.voice else {})}
+            body |= {"speed": args.speed, "voice": args.voice, "language": args.language}
             speech = answer(http.post(f"{args.url}/v1/audio/speech", json=body))
             if speech["granularity"] != "word":
                 raise SystemExit(f"this voice knows its {speech['granularity']}s alone")
