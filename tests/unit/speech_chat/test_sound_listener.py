@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from sglang_omni.models.speech_chat.components.whisper import SpeechSegment
 from sglang_omni.models.speech_chat.listening import SoundListener
-from sglang_omni.models.speech_chat.windows import windows
+from sglang_omni.models.speech_chat.windows import LONGEST, windows
 from sglang_omni.proto import RequestError
 
 RATE = 16_000
@@ -119,6 +120,31 @@ def test_a_word_that_is_heard_otherwise_at_last_is_not_sent_twice() -> None:
     words = [word.strip(".") for _, word in sent]
     assert words == [f"other{n}" if n == 5 else f"w{n}" for n in range(1, 25)]
     assert " ".join(segment["text"] for segment in listener.segments).split()[4] == "w5"
+
+
+def test_two_words_that_are_one_at_last_hide_no_other() -> None:
+    """As "river bank" and "riverbank", in the last sentence but for its end."""
+
+    class Splitting(Ears):
+        def _segment(self, words: list[str], numbers: np.ndarray, last: int) -> SpeechSegment:
+            heard = super()._segment(words, numbers, last)
+            is_look = len(self.looks) > self.looks_before
+            self.looks_before = len(self.looks)
+            return replace(heard, text=heard.text.replace("w3", "split w3")) if is_look else heard
+
+        looks_before = 0
+
+    _, sent = listen(Splitting(), speech(1)[: -2 * WORD])
+    assert [word for _, word in sent] == ["w1", "w2", "split", "w3", "w4", "w5", "w6", "w7"]
+
+
+def test_a_stream_may_end_right_after_a_cut() -> None:
+    """What was sent of the open window is not sent again, though no look has followed the cut."""
+    sound = speech(7)[: LONGEST + RATE // 5]
+    listener, sent = listen(Ears(), sound)
+    assert len(listener.segments) > 1
+    words = [word.strip(".w") for _, word in sent]
+    assert len(words) == len(set(words))
 
 
 def test_a_stream_that_is_behind_drops_looks_and_no_sound() -> None:
