@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,13 @@ from waiting import until
 
 from sglang_omni.pipeline.coordinator import callers
 from sglang_omni.pipeline.coordinator import coordinator as module
-from sglang_omni.proto import CompleteMessage, StreamBatchMessage, StreamMessage
+from sglang_omni.proto import (
+    CompleteMessage,
+    MoreInputMessage,
+    StreamBatchMessage,
+    StreamMessage,
+    Unavailable,
+)
 
 make = pytest.fixture(pipelines)
 
@@ -180,3 +186,22 @@ async def test_a_caller_that_is_behind_gets_all_that_has_come_at_once(make: Any)
     assert [message.chunk["text"] for message in await soon(anext(batches))] == ["b", "c", "d"]
     assert (await soon(anext(batches))).result == "all"
     await batches.aclose()
+
+
+async def test_what_a_caller_adds_goes_to_the_stage_of_input_which_holds_the_request(make: Any) -> None:
+    pipeline = await make(terminal_stages=["text"], input_stage="audio")
+
+    async def more() -> AsyncGenerator[bytes, None]:
+        yield b"a"
+        yield b"b"
+
+    got: list[Any] = []
+    reading = asyncio.create_task(collect(pipeline.coordinator.stream_batches("r", None, more()), got))
+    await pipeline.submitted()
+    messages = [await soon(pipeline.stages["audio"].recv()) for _ in range(3)]
+    assert messages == [MoreInputMessage("r", b"a", 0), MoreInputMessage("r", b"b", 1), MoreInputMessage("r")]
+    # Before any stage has reported anything.
+    assert pipeline.coordinator.held_at("r") == ["first", "audio"]
+    pipeline.coordinator.stage_down(["audio"], "it died")
+    with pytest.raises(Unavailable, match="it died"):
+        await soon(reading)

@@ -9,6 +9,7 @@ import pytest
 from waiting import until
 
 from sglang_omni.pipeline.coordinator.requests import InFlightCounts
+from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR
 from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestTable
 from sglang_omni.proto import ProgressMessage
 
@@ -140,6 +141,29 @@ async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_set
     for _ in range(2):
         assert table.receive_stream("r", "late") is None
     table._progress.flush()
+    assert counters.is_settled("r")
+
+
+@pytest.mark.parametrize("heard", ["all", "a part", "nothing"])
+async def test_a_stream_of_the_coordinator_settles_with_what_the_coordinator_counts(heard: str) -> None:
+    """Input that the caller adds; it may go on, or begin, when its request has ended."""
+    reports: list[ProgressMessage] = []
+    table = RequestTable(ProgressReporter("ears", reports.append))
+    counters = InFlightCounts()
+    counters.track("r")
+    counters.add("r", "ears", 1)
+    assert counters.holders("r") == ["ears"]
+    counters.add("r", "ears", 1)
+    table.receive_payload("r", None)
+    if heard != "nothing":
+        table.receive_stream("r", COORDINATOR)
+        table.receive_stream("r", COORDINATOR, ends=heard == "all")
+    table.finish("r")
+    assert table.receive_stream("r", COORDINATOR) is None
+    table.flush_progress()
+    for report in reports:
+        for change in report.changes:
+            counters.add(*change, report.from_stage)
     assert counters.is_settled("r")
 
 
