@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sglang_omni.models.kokoro.components.checkpoint import KokoroCheckpoint
-from sglang_omni.models.kokoro.languages import KokoroLanguage
+from sglang_omni.models.kokoro.languages import BY_LETTER, KokoroLanguage
 from sglang_omni.models.kokoro.parts import SpokenPart, cut_by_chars, cut_by_tokens
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,6 @@ class KokoroPhonemes:
         return _first(espeak.EspeakG2P(language=language.espeak))
 
     def _english_in_chinese(self, text: str) -> str:
-        from sglang_omni.models.kokoro.languages import BY_LETTER
-
         english = BY_LETTER["a"]
         english.check_installed()
         if find_spec(_ENGLISH_MODEL):
