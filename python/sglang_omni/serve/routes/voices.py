@@ -66,9 +66,9 @@ def voice_routes(server: AppState) -> APIRouter:
     @router.post("/v1/audio/voices", response_model=None, openapi_extra=_form_schema())
     async def upload(request: Request) -> Response:
         """Keep the voice of a recording, for requests to name."""
-        form, sound = await _read(request)
+        voices, form, sound = await _read(request, server)
         server.check_model(form.model)
-        voices, owner = _keeper(server), owner_of(request)
+        owner = owner_of(request)
         _check_name(server, form.name)
         voices.check_room(form.name, owner)
         request_id = await request_id_of(request, None)
@@ -136,13 +136,16 @@ def _keeper(server: AppState) -> KeptVoices:
     )
 
 
-async def _read(request: Request) -> tuple[VoiceForm, bytes]:
-    """
+async def _read(request: Request, server: AppState) -> tuple[KeptVoices, VoiceForm, bytes]:
+    """Where voices are kept, the form, and the recording.
+
     Raises:
-        RequestError: The body is no such form.
+        RequestError: The server keeps no voices, or the body is no such form.
     """
+    # It is read first: clients look for the answer only after they have sent everything.
     form = await read_form(request, _FILE)
     try:
+        voices = _keeper(server)
         given = form.multi_items()
         sound = form.get(_FILE)
         if twice := [name for name, count in Counter(name for name, _ in given).items() if count > 1]:
@@ -157,7 +160,7 @@ async def _read(request: Request) -> tuple[VoiceForm, bytes]:
             fields = VoiceForm.model_validate({name: value for name, value in given if name != _FILE})
         except ValidationError as exc:
             raise validation_error(exc.errors(include_url=False), VoiceForm) from exc
-        return fields, await sound.read()
+        return voices, fields, await sound.read()
     finally:
         await form.close()
 
