@@ -14,6 +14,7 @@ from sglang_omni.packages import DISTRIBUTION, install_line
 # Extra -> what it is for.
 USES = {
     "serve": "serve Qwen3-Omni, a language model or a voice",
+    "kokoro": "speak texts with Kokoro, and not phonemes alone",
     "demo": "serve speech-chat, the demo",
     "realtime": "take realtime calls over WebRTC",
     "turns": "hear in realtime sessions when a sentence is over",
