@@ -74,7 +74,7 @@ def test_every_field_of_serves_is_listed() -> None:
 def test_the_errors_read_as_shown(tmp_path: Path) -> None:
     source = (
         "import numpy\n"
-        "WRONG = [{'words': 3}, {'audio_data': numpy.zeros(3, numpy.int16), 'sample_rate': 8000}]\n"
+        "WRONG = [{'reply': 3}, {'audio_data': numpy.zeros(3, numpy.int16), 'sample_rate': 8000}]\n"
         "def load_echo(limit):\n"
         "    return lambda payload: WRONG[int(payload.request.inputs['messages'][0]['content'])]\n"
     )

@@ -47,8 +47,10 @@ def sent(url: str, *frames: bytes | dict[str, Any]) -> list[dict[str, Any]]:
     """The events of a stream of these frames, up to its end."""
     events: list[dict[str, Any]] = []
     with opened(url) as socket:
-        for frame in frames:
-            socket.send(frame if isinstance(frame, bytes) else json.dumps(frame))
+        with suppress(ConnectionClosed):
+            # The server may have ended a stream before its last frame is sent.
+            for frame in frames:
+                socket.send(frame if isinstance(frame, bytes) else json.dumps(frame))
         with suppress(ConnectionClosed):
             while True:
                 events.append(json.loads(socket.recv(timeout=60)))
