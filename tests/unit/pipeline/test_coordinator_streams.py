@@ -12,7 +12,6 @@ import pytest
 from coordinator_harness import Pipeline, pipelines, soon
 from waiting import until
 
-from sglang_omni.pipeline.coordinator import callers
 from sglang_omni.pipeline.coordinator import coordinator as module
 from sglang_omni.proto import (
     CompleteMessage,
@@ -138,7 +137,7 @@ async def test_a_reused_id_streams_under_the_callers_id(make: Any) -> None:
 async def test_a_stream_that_is_not_read_fails_its_request(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(callers, "_MAX_BACKLOG", 10)
+    monkeypatch.setattr(module, "_MAX_STREAM_BACKLOG", 10)
     pipeline = await make(terminal_stages=["text"])
     stream = pipeline.coordinator.stream("r", None)
     first = asyncio.create_task(anext(stream))

@@ -6,13 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from sglang_omni.config.plan.instances import instance_name, stage_of
 from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
-from sglang_omni.pipeline.coordinator.callers import ChunkBacklog, InputStreams, one_by_one
+from sglang_omni.pipeline.coordinator.inputs import InputStreams
 from sglang_omni.pipeline.coordinator.instances import ReplicaTable, StageDirectory
 from sglang_omni.pipeline.coordinator.requests import (
     InFlightCounts,
@@ -24,6 +23,7 @@ from sglang_omni.pipeline.coordinator.requests import (
     TakeChunk,
     TerminalStagesResolver,
     TrackedRequest,
+    one_by_one,
     terminals_of,
 )
 from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane
@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 # Seconds that a stream's result waits for stages that have streamed and not yet reported their end: their
 # chunks come over connections of their own, and may be behind the result.
 _LATE_CHUNKS_S = 1.0
+# Chunks that wait for the reader of one stream; beyond it the request fails, as memory would run out.
+_MAX_STREAM_BACKLOG = 10_000
 
 
 class Coordinator:
@@ -201,9 +203,7 @@ class Coordinator:
         finally:
             self._leave(tracked)
 
-    def stream(
-        self, request_id: str, request: OmniRequest | Any
-    ) -> AsyncIterator[StreamMessage | CompleteMessage]:
+    def stream(self, request_id: str, request: Any) -> AsyncIterator[StreamMessage | CompleteMessage]:
         """Runs a request and yields its chunks as they come, last a CompleteMessage with the result.
 
         Of a request whose ``params["stream"]`` is true the result has no sound that was in the chunks.
@@ -216,12 +216,23 @@ class Coordinator:
         self, request_id: str, request: OmniRequest | Any, more: MoreInput | None = None
     ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
         """``stream``, but a caller that is behind gets all chunks that have come at once, in order."""
-        backlog = ChunkBacklog()
-        tracked = self._track(request_id, request, backlog.put)
+        waiting: list[StreamMessage] = []
+        changed = asyncio.Event()
+
+        def take(message: StreamMessage) -> bool:
+            waiting.append(message)
+            changed.set()
+            return len(waiting) <= _MAX_STREAM_BACKLOG
+
+        tracked = self._track(request_id, request, take)
+        tracked.outcome.add_done_callback(lambda _: changed.set())
         try:
             await self._send_in(tracked, request, more)
-            async with aclosing(backlog.batches(tracked.outcome)) as batches:
-                async for batch in batches:
+            while waiting or not tracked.outcome.done():
+                await changed.wait()
+                changed.clear()
+                if batch := waiting.copy():
+                    waiting.clear()
                     yield batch
             yield tracked.completed(await tracked.outcome)
         finally:
@@ -341,9 +352,7 @@ class Coordinator:
         self._counts.track(tracked.wire_id)
         return tracked
 
-    async def _send_in(
-        self, tracked: TrackedRequest, request: OmniRequest | Any, more: MoreInput | None
-    ) -> None:
+    async def _send_in(self, tracked: TrackedRequest, request: Any, more: MoreInput | None) -> None:
         if self.admission.must_wait(tracked.terminals):
             await self.admission.wait_for_room(tracked.terminals, tracked.outcome)
         if self.replicas.down or self.replicas.hung:
@@ -389,16 +398,7 @@ class Coordinator:
         """``answer`` is the result of a completed request, the error of a failed one."""
         if tracked.state.is_final:
             return
-        tracked.state = state  # The caller is answered first, whatever fails below.
-        if not tracked.outcome.done():
-            if state is RequestState.FAILED:
-                tracked.outcome.set_exception(answer)
-            elif state is RequestState.ABORTED:
-                tracked.outcome.cancel(f"request {tracked.request_id!r} was aborted")
-            else:
-                tracked.outcome.set_result(answer)
-        if tracked.input is not None:
-            tracked.input.cancel()
+        tracked.end(state, answer)  # The caller is answered first, whatever fails below.
         self._requests.remove(tracked)
         if tracked.replicas:
             self.replicas.release(tracked.replicas)
@@ -438,7 +438,7 @@ class Coordinator:
     def _lose(self, stage: str, message: Message, reason: str) -> None:
         if not isinstance(message, SubmitMessage | MoreInputMessage):
             return
-        if (tracked := self._by_wire_id.get(message.request_id)) is not None:
+        if tracked := self._by_wire_id.get(message.request_id):
             self._fail(tracked, Unavailable(f"sending to {stage!r} failed: {reason}"))
 
     def _on_stream(self, message: StreamMessage) -> None:

@@ -8,6 +8,7 @@ import re
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -129,6 +130,23 @@ class TrackedRequest:
     def name(self) -> OwnedId:
         """Unique among all running requests."""
         return self.owner, self.request_id
+
+    def end(self, state: RequestState, answer: Any) -> None:
+        """Answers its caller, and takes no more of its input.
+
+        Args:
+            answer: The result of a completed request, the error of a failed one.
+        """
+        self.state = state
+        if not self.outcome.done():
+            if state is RequestState.FAILED:
+                self.outcome.set_exception(answer)
+            elif state is RequestState.ABORTED:
+                self.outcome.cancel(f"request {self.request_id!r} was aborted")
+            else:
+                self.outcome.set_result(answer)
+        if self.input is not None:
+            self.input.cancel()
 
     def completed(self, result: Any) -> CompleteMessage:
         """The result for its caller, with the stage that it is from, unless it is merged from several."""
@@ -263,6 +281,16 @@ class RequestRegistry:
         timings = {} if (trace := self.trace(name)) is None else trace.timings
         stages = dict.fromkeys(stage_of(instance) for instance in instances) | timings
         return {stage: timings[stage].copy() for stage in stages if stage in timings}
+
+
+async def one_by_one(
+    batches: AsyncGenerator[list[StreamMessage] | CompleteMessage, None],
+) -> AsyncGenerator[StreamMessage | CompleteMessage, None]:
+    """The messages of batches; closing it closes them."""
+    async with aclosing(batches):
+        async for batch in batches:
+            for message in batch if isinstance(batch, list) else [batch]:
+                yield message
 
 
 class InFlightCounts:

@@ -99,6 +99,8 @@ def chat_routes(server: AppState) -> APIRouter:
 def _times(server: AppState, body: ChatCompletionRequest) -> list[WordTimes]:
     """How the words of each answer are timed; empty if that is not asked for."""
     wanted = None if body.audio is None else body.audio.timestamp_granularities
+    if wanted is None:
+        return []
     each = [check_granularities(server, wanted, "audio.timestamp_granularities") for _ in range(body.n)]
     return [times for times in each if times is not None]
 

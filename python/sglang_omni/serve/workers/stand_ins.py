@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from sglang_omni.generation.answer import GenerateChunk
 from sglang_omni.generation.fields import UsageInfo
 from sglang_omni.generation.request import GenerateRequest
-from sglang_omni.pipeline.coordinator.callers import ChunkBacklog, one_by_one
+from sglang_omni.pipeline.coordinator.requests import one_by_one
 from sglang_omni.proto import CompleteMessage, OmniRequest, RequestError, StageTime, StreamMessage, codec
 from sglang_omni.serve.front.admission import Admission, Permit
 from sglang_omni.serve.front.middleware import UNCOUNTED
@@ -26,6 +25,8 @@ from sglang_omni.serve.observe.history import Generation, History, Watch
 from sglang_omni.serve.workers.failures import failure_of
 from sglang_omni.serve.workers.link import WorkerLink
 
+# Chunks that wait for the reader of one stream, as in the coordinator.
+_MAX_STREAM_BACKLOG = 10_000
 # One request's chunk: the number of the answer, the chunk, its modality and its number.
 WireChunk = tuple[int, Any, str | None, int | None]
 
@@ -222,8 +223,11 @@ class MainCoordinator:
     ) -> AsyncGenerator[list[StreamMessage] | CompleteMessage, None]:
         number, answer = self._begin(request_id, request, streams=True)
         try:
-            async with aclosing(answer.backlog.batches(answer.outcome)) as batches:
-                async for batch in batches:
+            while answer.chunks or not answer.outcome.done():
+                await answer.changed.wait()
+                answer.changed.clear()
+                batch, answer.chunks = answer.chunks, []
+                if batch:
                     yield batch
             yield await answer.outcome
         finally:
@@ -281,12 +285,18 @@ class _Answer:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.backlog = ChunkBacklog()
+        self.chunks: list[StreamMessage] = []
+        self.changed = asyncio.Event()
         self.outcome: asyncio.Future[CompleteMessage] = asyncio.get_running_loop().create_future()
+        self.outcome.add_done_callback(lambda _: self.changed.set())
 
     def take(self, message: StreamMessage) -> bool:
         """Takes a chunk. False if its reader is too far behind, and the request has failed for it now."""
-        if self.outcome.done() or self.backlog.put(message):
+        if self.outcome.done():
+            return True
+        self.chunks.append(message)
+        self.changed.set()
+        if len(self.chunks) <= _MAX_STREAM_BACKLOG:
             return True
         self.outcome.set_exception(RuntimeError("the reader of the stream is too far behind"))
         return False

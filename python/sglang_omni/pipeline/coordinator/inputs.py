@@ -1,53 +1,15 @@
-"""What runs between a request's caller and the coordinator: chunks of its answer, and chunks of its input."""
+"""What a caller adds to the input of a request that runs: its way to the stage that takes it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any
 
 from sglang_omni.config.plan.instances import instance_name
 from sglang_omni.pipeline.coordinator.instances import StageDirectory
 from sglang_omni.pipeline.coordinator.requests import InFlightCounts, MoreInput, TrackedRequest
-from sglang_omni.proto import CompleteMessage, MoreInputMessage, RequestError, StreamMessage
-
-# Chunks that wait for the reader of one stream; beyond it the request fails, as memory would run out.
-_MAX_BACKLOG = 10_000
-
-
-class ChunkBacklog:
-    """The chunks of one request's answer that its caller has not read yet."""
-
-    def __init__(self) -> None:
-        self._waiting: list[StreamMessage] = []
-        self._changed = asyncio.Event()
-
-    def put(self, message: StreamMessage) -> bool:
-        """False if the caller is too far behind."""
-        self._waiting.append(message)
-        self._changed.set()
-        return len(self._waiting) <= _MAX_BACKLOG
-
-    async def batches(self, outcome: asyncio.Future[Any]) -> AsyncGenerator[list[StreamMessage], None]:
-        """All chunks up to the request's ``outcome``: of each turn those that have come, in order."""
-        outcome.add_done_callback(lambda _: self._changed.set())
-        while self._waiting or not outcome.done():
-            await self._changed.wait()
-            self._changed.clear()
-            batch, self._waiting = self._waiting, []
-            if batch:
-                yield batch
-
-
-async def one_by_one(
-    batches: AsyncGenerator[list[StreamMessage] | CompleteMessage, None],
-) -> AsyncGenerator[StreamMessage | CompleteMessage, None]:
-    """The messages of batches; closing it closes them."""
-    async with aclosing(batches):
-        async for batch in batches:
-            for message in batch if isinstance(batch, list) else [batch]:
-                yield message
+from sglang_omni.proto import MoreInputMessage, RequestError
 
 
 class InputStreams:
