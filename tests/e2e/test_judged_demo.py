@@ -15,7 +15,8 @@ from sglang_omni.bench.command import main
 def test_the_demo_is_judged(fleet: ServedProcess, tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     flags = ["--traffic", "realtime", "--scenarios", "plain,interrupt,backchannel", "--num-prompts", "3"]
-    flags += ["--turns", "2", "--concurrency", "1", "--warmup", "0", "--output-len", "30"]
+    # The third turn is for an answer that ends before its listener would say a word, which is not counted.
+    flags += ["--turns", "3", "--concurrency", "1", "--warmup", "0", "--output-len", "30"]
     flags += ["--output-json", str(file)]
     assert main(["serve", "--url", fleet.base_url, *flags]) == 0
     of = json.loads(file.read_text())["judged"]
@@ -26,5 +27,4 @@ def test_the_demo_is_judged(fleet: ServedProcess, tmp_path: Path) -> None:
     assert of["interrupt"]["talk_over_s"] < 1.5
     for row in of.values():
         assert row["words_lost"] <= row["words"] / 4
-    # An answer that has ended before the listener says "Mhm" is not among them.
-    assert of["backchannel"]["undisturbed"] in (1, 2)
+    assert of["backchannel"]["undisturbed"] >= 2
