@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import Request
+from pydantic import BaseModel
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -20,6 +23,25 @@ class _InMemory(MultiPartParser):
     """Keeps files in memory: they are needed as a whole, bodies are limited, and a disk may be full."""
 
     spool_max_size = sys.maxsize
+
+
+def form_schema(
+    fields: type[BaseModel], file: str, recording: str, spelled: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """A form for OpenAPI. FastAPI does not know its fields, as ``read_form`` reads them.
+
+    Args:
+        fields: Those beside the recording.
+        file: The field of the recording.
+        recording: What the recording is.
+        spelled: How a form spells fields that have other names in ``fields``.
+    """
+    schema = fields.model_json_schema()
+    properties = {(spelled or {}).get(name, name): field for name, field in schema["properties"].items()}
+    sound = {"type": "string", "format": "binary", "description": recording}
+    required = [file, *schema.get("required", ())]
+    form = {**schema, "properties": {file: sound, **properties}, "required": required}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
 
 
 async def read_form(request: Request, file: str = "file") -> FormData:

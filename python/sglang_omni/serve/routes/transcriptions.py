@@ -21,7 +21,7 @@ from sglang_omni.serve.front.streaming import EventStream, until_disconnect
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.models.transcriptions import TranscriptionForm
 from sglang_omni.serve.routes.documented import EVENTS, media
-from sglang_omni.serve.routes.forms import read_form
+from sglang_omni.serve.routes.forms import form_schema, read_form
 from sglang_omni.serve.routes.transcripts import segment_fields, transcript_response, whole_fields
 from sglang_omni.serve.state import AppState, request_id_of
 
@@ -30,25 +30,16 @@ _LISTS = {"timestamp_granularities[]": "timestamp_granularities", "include[]": "
 _STREAMED = ("json", "text", "verbose_json")
 
 
-def _form_schema() -> dict[str, Any]:
-    """The form as OpenAPI tells it: it is read by hand, so FastAPI does not know its fields."""
-    schema = TranscriptionForm.model_json_schema()
-    written = {name: spelled for spelled, name in _LISTS.items()}
-    fields = {written.get(name, name): field for name, field in schema["properties"].items()}
-    file = {
-        "type": "string",
-        "format": "binary",
-        "description": "The recording, in a format that FFmpeg reads.",
-    }
-    form = {**schema, "properties": {"file": file, **fields}, "required": ["file"]}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
-
-
 def transcription_routes(server: AppState) -> APIRouter:
     router = APIRouter()
     options: dict[str, Any] = {
         "response_model": None,
-        "openapi_extra": _form_schema(),
+        "openapi_extra": form_schema(
+            TranscriptionForm,
+            "file",
+            "The recording, in a format that FFmpeg reads.",
+            {name: spelled for spelled, name in _LISTS.items()},
+        ),
         "responses": media("text/plain", "text/vtt", EVENTS),
     }
 

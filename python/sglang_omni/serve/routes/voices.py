@@ -19,7 +19,7 @@ from sglang_omni.serve.front.streaming import until_disconnect
 from sglang_omni.serve.front.validation import validation_error
 from sglang_omni.serve.kept_voices import KeptVoice, KeptVoices
 from sglang_omni.serve.models.voices import VoiceForm
-from sglang_omni.serve.routes.forms import read_form
+from sglang_omni.serve.routes.forms import form_schema, read_form
 from sglang_omni.serve.routes.speech_encoding import own_voices
 from sglang_omni.serve.state import AppState, request_id_of
 from sglang_omni.serve.voice_names import OPENAI_VOICES
@@ -27,21 +27,11 @@ from sglang_omni.serve.voice_names import OPENAI_VOICES
 _FILE = "audio_sample"
 
 
-def _form_schema() -> dict[str, Any]:
-    """The form as OpenAPI tells it: it is read by hand, so FastAPI does not know its fields."""
-    schema = VoiceForm.model_json_schema()
-    file = {
-        "type": "string",
-        "format": "binary",
-        "description": "The recording of one person who speaks, in a format that FFmpeg reads.",
-    }
-    required = [_FILE, *schema["required"]]
-    form = {**schema, "properties": {_FILE: file, **schema["properties"]}, "required": required}
-    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
-
-
 def voice_routes(server: AppState) -> APIRouter:
     router = APIRouter()
+    schema = form_schema(
+        VoiceForm, _FILE, "The recording of one person who speaks, in a format that FFmpeg reads."
+    )
 
     @router.get("/v1/audio/voices")
     async def voices(request: Request) -> dict[str, Any]:
@@ -63,7 +53,7 @@ def voice_routes(server: AppState) -> APIRouter:
             "uploaded_voices": [_listed(server, voice) for voice in kept],
         }
 
-    @router.post("/v1/audio/voices", response_model=None, openapi_extra=_form_schema())
+    @router.post("/v1/audio/voices", response_model=None, openapi_extra=schema)
     async def upload(request: Request) -> Response:
         """Keep the voice of a recording, for requests to name."""
         voices, form, sound = await _read(request, server)
