@@ -143,7 +143,7 @@ class CascadePipelineConfig(PipelineConfig, hide_input_in_errors=True):
 
     @property
     def word_times(self) -> Granularity | None:
-        """What the voice tells the times of; None: nothing, as one elsewhere."""
+        """What the voice gives times of; None if it gives none, as a voice elsewhere."""
         if self.tts.pipeline is None:
             return "word" if self.tts.is_bundled else None
         part = part_pipeline("tts", self.tts)

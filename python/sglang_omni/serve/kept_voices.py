@@ -207,7 +207,7 @@ class KeptVoices:
         """
         data = _packed(voice, encoded)
         with _as_unavailable(self.path), _locked(self.path):
-            # What is left of a process that was killed: nobody else writes now.
+            # A process that was killed may have left these. No other writes now.
             for left in self.path.glob(f".*{_TEMPORARY_END}"):
                 left.unlink()
             self.check_room(voice.name, voice.owner)

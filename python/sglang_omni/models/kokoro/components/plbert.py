@@ -98,5 +98,5 @@ class _Layer(nn.Module):
 
 
 def _gelu(x: Tensor) -> Tensor:
-    """Written out, as torch's own rounds otherwise: what follows, a sum of pitches, tells the difference."""
+    """Written out, because torch's own rounds otherwise, and the sum of pitches that follows would differ."""
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
