@@ -5,7 +5,9 @@
 //! - [`key`] reads the key out of a request's JSON body.
 //! - [`Policy`] chooses. Each policy is one file; [`PolicyKind`] lists them by name, [`build`] makes them.
 //! - [`CacheAware`] is the one that remembers: a prefix tree in `tree/`, weighed against load.
+//! - [`blocks`] has what workers publish of their caches, which it uses instead where it is there.
 
+pub mod blocks;
 mod cache_aware;
 mod candidates;
 mod claim;
@@ -26,6 +28,7 @@ pub use claim::Claim;
 pub use kind::{PolicyKind, PolicySettings, UnknownPolicy, build};
 pub use metric::{Metric, MetricValue};
 
+use self::blocks::index::BlockIndex;
 use self::tree::{ClaimId, Stamp};
 
 /// What a policy may know of a request.
@@ -33,6 +36,8 @@ use self::tree::{ClaimId, Stamp};
 pub struct RequestKey<'a> {
     /// The text that the model would read, first to last; empty if the body is not JSON.
     pub text: &'a [u8],
+    /// The tokens of the text, if they are known and all that it depends on; otherwise empty.
+    pub tokens: &'a [u32],
     pub model: &'a [u8],
     /// The client's own name for itself or its conversation: the `x-session-id` header, or else the body's
     /// `prompt_cache_key` or `user`. Empty if there is none.
@@ -110,6 +115,11 @@ pub trait Policy: Send + Sync {
 
     /// The cache of the worker of this slot was emptied, or the worker is new.
     fn forget(&self, _slot: u32) {}
+
+    /// Where workers' events are to be applied; None if the policy does not use them.
+    fn blocks(&self) -> Option<&BlockIndex> {
+        None
+    }
 
     /// The policy's own metrics.
     fn metrics(&self) -> Vec<Metric> {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::blocks::index::BlockIndex;
 use crate::tree::PrefixTree;
 use crate::{Metric, MetricValue, Usage};
 
@@ -14,6 +15,7 @@ pub struct Counters {
     prompt_tokens: AtomicU64,
     cached_tokens: AtomicU64,
     pub corrections: AtomicU64,
+    pub exact: AtomicU64,
 }
 
 impl Counters {
@@ -39,8 +41,6 @@ impl Counters {
             let slots = 0..tree.slots() as u32;
             MetricValue::GaugeBySlot(slots.map(|slot| bytes(tree, slot) as u64).collect())
         };
-        let count = |counter: &AtomicU64| MetricValue::Counter(counter.load(Relaxed));
-        let metric = |name, help, value| Metric { name, help, value };
         vec![
             metric(
                 "tree_bytes",
@@ -94,4 +94,54 @@ impl Counters {
             ),
         ]
     }
+
+    /// The metrics of what workers publish.
+    pub fn with_blocks(&self, blocks: &BlockIndex) -> Vec<Metric> {
+        let counts = &blocks.counts;
+        vec![
+            metric(
+                "cache_blocks",
+                "Blocks of a worker's cache that are known by its events.",
+                MetricValue::GaugeBySlot(blocks.blocks()),
+            ),
+            metric(
+                "cache_events_total",
+                "Events that workers published of their caches.",
+                count(&counts.received),
+            ),
+            metric(
+                "cache_batches_missed_total",
+                "Batches of events that got lost on the way, and could not be had again.",
+                count(&counts.missed),
+            ),
+            metric(
+                "caches_forgotten_total",
+                "Times that what is known of a cache was forgotten, since its events had ended or were incomplete.",
+                count(&counts.forgotten),
+            ),
+            metric(
+                "cache_blocks_refused_total",
+                "Blocks in events that were not remembered, for want of room.",
+                count(&counts.refused),
+            ),
+            metric(
+                "cache_blocks_orphaned_total",
+                "Blocks in events that follow a block that is not known.",
+                count(&counts.orphaned),
+            ),
+            metric(
+                "exact_total",
+                "Requests routed by what workers had published of their caches.",
+                count(&self.exact),
+            ),
+        ]
+    }
+}
+
+fn metric(name: &'static str, help: &'static str, value: MetricValue) -> Metric {
+    Metric { name, help, value }
+}
+
+fn count(counter: &AtomicU64) -> MetricValue {
+    MetricValue::Counter(counter.load(Relaxed))
 }

@@ -6,6 +6,7 @@ mod suspects;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, MutexGuard};
 use std::thread;
@@ -15,6 +16,9 @@ pub use balance::Tuning;
 use self::balance::Balance;
 use self::metrics::Counters;
 use self::suspects::Suspects;
+use crate::blocks::event::Coverage;
+use crate::blocks::index::BlockIndex;
+use crate::blocks::matches::Matches;
 use crate::costs::{cheapest, sum};
 use crate::tree::{Copied, Path, PrefixTree, Stamp, TextLimits};
 use crate::{
@@ -58,7 +62,14 @@ pub struct CacheAware {
     max_all_trees: usize,
     tuning: Tuning,
     state: Mutex<State>,
+    /// What workers publish of their caches.
+    blocks: BlockIndex,
     counters: Counters,
+}
+
+thread_local! {
+    /// Memory for searches of `blocks`, which are made outside the lock of `state`.
+    static MATCHES: RefCell<Matches> = RefCell::default();
 }
 
 #[derive(Default)]
@@ -73,8 +84,27 @@ struct State {
     costs: Vec<f32>,
     /// Bytes of the text that each worker knows, by slot; one beyond the end knows nothing.
     known: Vec<u32>,
+    /// Bytes of the text that are on their way to each worker in other prompts, by slot.
+    on_their_way: Vec<u32>,
     /// Bytes of each candidate's tree.
     sizes: Vec<f32>,
+}
+
+/// How much of a text each worker has by its events.
+struct Exact<'a> {
+    matches: &'a Matches,
+    bytes_a_token: f64,
+}
+
+impl Exact<'_> {
+    fn bytes(&self, tokens: u32) -> u32 {
+        (f64::from(tokens) * self.bytes_a_token) as u32
+    }
+
+    /// True if all that the worker has cached is known.
+    fn is_whole(&self, slot: u32) -> bool {
+        self.matches.of(slot).0 == Coverage::Whole
+    }
 }
 
 impl CacheAware {
@@ -91,6 +121,7 @@ impl CacheAware {
             max_all_trees: settings.max_tree_size.max(ALL_TREES),
             tuning,
             state: Mutex::default(),
+            blocks: BlockIndex::default(),
             counters: Counters::default(),
         }
     }
@@ -144,8 +175,8 @@ impl CacheAware {
 
 impl State {
     /// Finds how many bytes each candidate knows of the text that `path` follows, takes them off its cost, and returns the
-    /// most.
-    fn find_known(&mut self, candidates: Candidates<'_>) -> usize {
+    /// most. If `exact` is there, it counts for the workers that it covers, with the prompts that are on their way to them.
+    fn find_known(&mut self, candidates: Candidates<'_>, exact: Option<&Exact<'_>>) -> usize {
         self.known.clear();
         self.known.resize(self.tree.slots(), 0);
         // A worker that owns a node owns those above it: one of the owners is new only if there are more of them. A root
@@ -161,7 +192,9 @@ impl State {
                 }
             }
         }
-        if owners == 0 {
+        if let Some(exact) = exact {
+            self.add_exact(candidates, exact);
+        } else if owners == 0 {
             return 0;
         }
         let mut most = 0;
@@ -171,6 +204,34 @@ impl State {
             most = most.max(known);
         }
         most as usize
+    }
+
+    /// Replaces what the tree says of the workers whose events come by what these say.
+    fn add_exact(&mut self, candidates: Candidates<'_>, exact: &Exact<'_>) {
+        self.on_their_way.clear();
+        self.on_their_way.resize(self.known.len(), 0);
+        for &(node, reached) in self.path.iter().skip(1) {
+            for worker in self.tree.claimants(node) {
+                self.on_their_way[worker as usize] = reached as u32;
+            }
+        }
+        for worker in candidates.iter() {
+            let slot = worker.slot as usize;
+            let (coverage, tokens) = exact.matches.of(worker.slot);
+            let cached = exact.bytes(tokens);
+            if self.known.len() <= slot && cached > 0 {
+                self.known.resize(slot + 1, 0);
+                self.on_their_way.resize(slot + 1, 0);
+            }
+            let Some(known) = self.known.get_mut(slot) else {
+                continue;
+            };
+            match coverage {
+                Coverage::None => {}
+                Coverage::Part => *known = cached.max(*known),
+                Coverage::Whole => *known = cached.max(self.on_their_way[slot]),
+            }
+        }
     }
 
     /// Adds to each candidate's cost the size of its tree, weighted for a cold prompt.
@@ -191,45 +252,23 @@ impl State {
 
 impl Policy for CacheAware {
     fn pick(&self, candidates: Candidates<'_>, request: &RequestKey<'_>) -> Decision {
-        let RequestKey { text, model, .. } = *request;
+        let RequestKey { text, tokens, .. } = *request;
         if text.is_empty() {
             return candidates.least_loaded().into();
         }
-        let (mut state, copied) = self.follow(model, text);
-        let state = &mut *state;
-        state.balance.waits(text.len());
-        state.workers = state.workers.max(candidates.len());
-        let is_imbalanced = state.balance.penalties(
-            &self.tuning,
-            candidates,
-            |shortest, longest| self.is_imbalanced(shortest, longest),
-            &mut state.costs,
-        );
-        let most = state.find_known(candidates);
-        let is_warm = self.is_enough(most, text.len());
-        if !is_warm {
-            state.add_tree_size(candidates, self.tuning.tree);
+        if tokens.is_empty() || self.blocks.covered() == 0 {
+            return self.pick_known(candidates, request, None);
         }
-        let index = cheapest(&state.costs);
-        let worker = candidates.get(index);
-
-        let known = state.known.get(worker.slot as usize).copied().unwrap_or(0) as usize;
-        self.counters
-            .picked(text.len(), known, is_imbalanced, is_warm && known < most);
-        state.balance.count(&self.tuning, candidates, worker);
-        let seen = self.expected(state, worker, known, request);
-        let limits = self.limits(state.workers);
-        let claim = state
-            .tree
-            .claim(model, text, copied, &state.path, worker.slot, limits);
-        let receipt = Receipt {
-            claim: Some(claim),
-            slot: worker.slot,
-            text: text.len() as u32,
-            known: known as u32,
-            seen,
-        };
-        Decision { index, receipt }
+        MATCHES.with_borrow_mut(|matches| {
+            self.blocks.find(tokens, matches);
+            self.counters.exact.fetch_add(1, Relaxed);
+            let bytes_a_token = text.len() as f64 / tokens.len() as f64;
+            let exact = Exact {
+                matches,
+                bytes_a_token,
+            };
+            self.pick_known(candidates, request, Some(&exact))
+        })
     }
 
     fn kept(&self, receipt: Receipt) {
@@ -283,6 +322,7 @@ impl Policy for CacheAware {
             let limit = if is_there(slot) { limits.kept } else { 0 };
             self.shrink(slot, limit);
         }
+        self.blocks.tidy();
     }
 
     fn forget(&self, slot: u32) {
@@ -290,12 +330,68 @@ impl Policy for CacheAware {
         self.state().suspects.forget(slot);
     }
 
+    fn blocks(&self) -> Option<&BlockIndex> {
+        Some(&self.blocks)
+    }
+
     fn metrics(&self) -> Vec<Metric> {
-        self.counters.with_tree(&self.state().tree)
+        let blocks = self.counters.with_blocks(&self.blocks);
+        let mut metrics = self.counters.with_tree(&self.state().tree);
+        metrics.extend(blocks);
+        metrics
     }
 }
 
 impl CacheAware {
+    /// Chooses by the tree, and by the workers' events where `exact` has them.
+    fn pick_known(
+        &self,
+        candidates: Candidates<'_>,
+        request: &RequestKey<'_>,
+        exact: Option<&Exact<'_>>,
+    ) -> Decision {
+        let RequestKey { text, model, .. } = *request;
+        let (mut state, copied) = self.follow(model, text);
+        let state = &mut *state;
+        state.balance.waits(text.len());
+        state.workers = state.workers.max(candidates.len());
+        let is_imbalanced = state.balance.penalties(
+            &self.tuning,
+            candidates,
+            |shortest, longest| self.is_imbalanced(shortest, longest),
+            &mut state.costs,
+        );
+        let most = state.find_known(candidates, exact);
+        let is_warm = self.is_enough(most, text.len());
+        if !is_warm {
+            state.add_tree_size(candidates, self.tuning.tree);
+        }
+        let index = cheapest(&state.costs);
+        let worker = candidates.get(index);
+
+        let known = state.known.get(worker.slot as usize).copied().unwrap_or(0) as usize;
+        self.counters
+            .picked(text.len(), known, is_imbalanced, is_warm && known < most);
+        state.balance.count(&self.tuning, candidates, worker);
+        let is_exact = exact.is_some_and(|exact| exact.is_whole(worker.slot));
+        let seen = match is_exact {
+            true => None,
+            false => self.expected(state, worker, known, request),
+        };
+        let limits = self.limits(state.workers);
+        let claim = state
+            .tree
+            .claim(model, text, copied, &state.path, worker.slot, limits);
+        let receipt = Receipt {
+            claim: Some(claim),
+            slot: worker.slot,
+            text: text.len() as u32,
+            known: known as u32,
+            seen,
+        };
+        Decision { index, receipt }
+    }
+
     /// Forgets a worker's text down to the limit, a little in each hold of the lock: requests choose their workers in
     /// between.
     fn shrink(&self, slot: u32, limit: usize) {

@@ -123,6 +123,13 @@ impl PrefixTree {
             .map(|&(worker, _)| worker)
     }
 
+    /// Workers that have not seen the text up to and including this node, but are about to.
+    pub fn claimants(&self, node: u32) -> impl Iterator<Item = u32> {
+        let owners = self.nodes[node as usize].owners.iter();
+        let claimed = owners.filter(|&&(_, link)| !self.links[link as usize].is_kept());
+        claimed.map(|&(worker, _)| worker)
+    }
+
     /// The time on the worker's own clock.
     pub fn now(&self, worker: u32) -> Stamp {
         self.tenant(worker).now
