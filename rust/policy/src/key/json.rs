@@ -134,6 +134,18 @@ impl<'a> Cursor<'a> {
         matches!(first.peek(), Some(b'0'..=b'9' | b'-'))
     }
 
+    /// What is written of an array of numbers, to its end or to where the text is cut off; empty for any other value.
+    pub fn numbers(mut self) -> &'a [u8] {
+        let is_list = self.peek() == Some(b'[');
+        let rest = &self.bytes[self.at.min(self.bytes.len())..];
+        let is_flat = || !rest[1..].trim_ascii_start().starts_with(b"[");
+        if !is_list || !self.holds_numbers() || !is_flat() {
+            return b"";
+        }
+        let end = memchr::memchr(b']', rest).map_or(rest.len(), |end| end + 1);
+        &rest[..end]
+    }
+
     /// Skips to where as many brackets have closed as opened. Brackets of the other kind need no counting.
     fn skip_nested(&mut self, open: u8, close: u8) -> Option<()> {
         let mut depth = 0usize;

@@ -20,6 +20,8 @@ pub struct Scan<'a> {
     /// Whether the request bypasses the worker's cache, or uses a part of it of its own: its `cached_tokens`
     /// then do not tell what else the worker remembers.
     pub bypasses_cache: bool,
+    /// The token ids that are the whole prompt, as they are written; empty if it is text, or depends on more than them.
+    pub token_ids: &'a [u8],
 }
 
 /// Starts the text of a message; followed by the first letter of its role.
@@ -111,8 +113,31 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
     }
     found.is_cut = whole.is_none();
     found.bypasses_cache |= is_set(parts.salt) || is_set(parts.previous);
+    let ids = parts.token_ids();
     found.has_media = parts.append(key);
+    if !found.has_media && !found.bypasses_cache && !found.model.contains(&b':') {
+        found.token_ids = ids;
+    }
     found
+}
+
+/// Reads a list of token ids as [`Scan`] has it. If the body was cut off, the last one may be, and is left out.
+pub fn read_token_ids(written: &[u8], is_cut: bool, ids: &mut Vec<u32>) {
+    ids.clear();
+    let mut current = None;
+    for &byte in written {
+        match byte {
+            b'0'..=b'9' => {
+                let digit = u32::from(byte - b'0');
+                current = Some(current.unwrap_or(0u32).wrapping_mul(10).wrapping_add(digit));
+            }
+            b'[' | b']' | b',' | b' ' | b'\t' | b'\r' | b'\n' => ids.extend(current.take()),
+            _ => return ids.clear(),
+        }
+    }
+    if !is_cut {
+        ids.extend(current);
+    }
 }
 
 /// The text of a JSON string. If its escapes are no JSON, they stay.
@@ -132,7 +157,17 @@ fn is_set(value: &[u8]) -> bool {
     !matches!(value, b"" | b"null" | b"false" | b"0")
 }
 
-impl Parts<'_> {
+impl<'a> Parts<'a> {
+    /// The prompt as it is written, if it is one list of token ids and nothing stands before it. Of a list that is cut
+    /// off, what is there.
+    fn token_ids(&self) -> &'a [u8] {
+        let has_more = is_set(self.adapter) || self.system.is_some();
+        match self.prompt {
+            Some(prompt) if !has_more => prompt.numbers(),
+            _ => b"",
+        }
+    }
+
     /// Returns whether there are media among them.
     fn append(self, key: &mut Vec<u8>) -> bool {
         let mut writer = Writer {

@@ -277,3 +277,38 @@ fn random_bodies_are_read_without_a_panic() {
         assert!(text.len() <= 2 * body.len() + 20 * body.matches(['{', '[', '"']).count());
     }
 }
+
+#[test]
+fn a_prompt_of_token_ids_is_read_if_nothing_else_counts() {
+    fn ids(body: &str) -> Vec<u32> {
+        let mut ids = vec![7];
+        let found = scan(body.as_bytes(), &mut Vec::new());
+        read_token_ids(found.token_ids, found.is_cut, &mut ids);
+        ids
+    }
+    for body in [
+        r#"{"input_ids": [1, 23, 456], "stream": true}"#,
+        r#"{"model": "m", "prompt":[1,23,456]}"#,
+        "{\"prompt\": [ 1,\n23 , 456 ]}",
+    ] {
+        assert_eq!(ids(body), [1, 23, 456], "{body}");
+    }
+    assert_eq!(ids(r#"{"prompt": [1, 23, 4"#), [1, 23]);
+    assert_eq!(ids(r#"{"prompt": [1, 23,"#), [1, 23]);
+    for body in [
+        r#"{"prompt": "1 2"}"#,
+        r#"{"prompt": []}"#,
+        r#"{"prompt": [[1, 2], [3]]}"#,
+        r#"{"prompt": [1, -2]}"#,
+        r#"{"prompt": [1.5, 2]}"#,
+        r#"{"prompt": ["#,
+        r#"{"prompt": [1, 2], "cache_salt": "x"}"#,
+        r#"{"input_ids": [1, 2], "lora_path": "x"}"#,
+        r#"{"input_ids": [1, 2], "image_data": "x"}"#,
+        r#"{"model": "m:adapter", "prompt": [1, 2]}"#,
+        r#"{"messages": [{"role": "user", "content": "1"}]}"#,
+        "",
+    ] {
+        assert!(ids(body).is_empty(), "{body}");
+    }
+}
