@@ -41,6 +41,11 @@ pub fn of_prompt(tokens: &[u32], block_size: u32, chain: &mut Vec<u64>) {
     }));
 }
 
+/// A worker's own hash of a block, if that is bytes and not a number.
+pub fn of_bytes(hash: &[u8]) -> u64 {
+    rapidhash_v3(hash)
+}
+
 fn fold(one: u64, two: u64) -> u64 {
     let product = u128::from(one) * u128::from(two);
     product as u64 ^ (product >> 64) as u64

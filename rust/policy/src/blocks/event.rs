@@ -18,7 +18,7 @@ pub struct Stored {
     pub blocks: Vec<u64>,
     /// The block before the first one; None if they begin a prompt.
     pub parent: Option<u64>,
-    /// The tokens of all of them, `block_size` each.
+    /// The tokens of all of them, `block_size` each; none if only the tier of known blocks is new.
     pub tokens: Vec<u32>,
     pub block_size: u32,
     /// What all blocks of the prompt depend on beside their tokens; empty if nothing.
@@ -45,4 +45,12 @@ pub enum Coverage {
     /// What was stored before the events that were received is not known.
     Part,
     Whole,
+}
+
+impl Coverage {
+    pub const ALL: [Coverage; 3] = [Coverage::None, Coverage::Part, Coverage::Whole];
+
+    pub fn name(self) -> &'static str {
+        ["none", "part", "whole"][self as usize]
+    }
 }

@@ -234,6 +234,16 @@ impl BlockIndex {
         } = stored;
         let size = *block_size as usize;
         let count = blocks.len();
+        if tokens.is_empty() {
+            // Known blocks of one tier that another one has now too.
+            for block in blocks {
+                match own.get_mut(block) {
+                    Some(held) => held.at |= bit(rank, stored.tier),
+                    None => drop(self.counts.orphaned.fetch_add(1, Relaxed)),
+                }
+            }
+            return;
+        }
         let parent = match stored.parent {
             None => Some(chain::root(*block_size, &stored.adapter)),
             Some(parent) => own.get(&parent).map(|held| held.name),

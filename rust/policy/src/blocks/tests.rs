@@ -133,7 +133,6 @@ fn a_block_is_there_until_every_rank_and_tier_has_lost_it() {
     assert_eq!(found(&index, &tokens).of(7).1, 8);
     let slow = Stored {
         blocks: vec![10],
-        tokens: tokens[..4].to_vec(),
         block_size: SIZE,
         tier: Tier::Slow,
         ..Stored::default()

@@ -122,7 +122,7 @@ fn requests(out: &mut String, metrics: &Metrics) {
 fn workers(out: &mut String, proxy: &Proxy, sees_urls: bool) {
     let fleet = proxy.fleet.read();
     type Read = fn(&Worker) -> u64;
-    let values: [Row<Read>; 6] = metrics! {
+    let values: [Row<Read>; 8] = metrics! {
         gauge worker_up = |w| u64::from(matches!(w.health(), Health::Up | Health::HalfOpen)),
             "1 if the worker's state is up, or half_open: the next request goes to it.";
         gauge worker_draining = |w| u64::from(w.is_draining()), "1 if the worker takes no new requests.";
@@ -131,6 +131,10 @@ fn workers(out: &mut String, proxy: &Proxy, sees_urls: bool) {
         counter worker_connections_total = |w| w.endpoint.opened.load(Relaxed),
             "Connections opened to a worker, those of health checks aside.";
         counter worker_failures_total = |w| w.failures.load(Relaxed), "Attempts at a worker that failed.";
+        gauge worker_cache_coverage = |w| w.cache_events.coverage().into(),
+            "How much of a worker's cache its events tell: 0 nothing, 1 what they brought so far, 2 all of it.";
+        gauge worker_cache_events_age_seconds = |w| w.cache_events.age().unwrap_or(0.0) as u64,
+            "Seconds since the last batch of a worker's cache events; 0 before the first one.";
     };
     for (name, kind, help, read) in values {
         head(out, name, kind, help);

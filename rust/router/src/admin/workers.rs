@@ -87,6 +87,7 @@ pub fn describe(worker: &Worker) -> Value {
         "load": worker.load(),
         "requests": worker.requests.load(Relaxed),
         "failures": worker.failures.load(Relaxed),
+        "cache_events": worker.cache_events.describe(),
     })
 }
 

@@ -12,6 +12,7 @@ use sglang_omni_policy::{PolicyKind, PolicySettings};
 use crate::app::values::{limit, policy_name, seconds};
 use crate::base::config_error::ConfigError;
 use crate::base::log::{Level, LogFormat};
+use crate::fleet::cache_events::source::KvEvents;
 use crate::fleet::discovery;
 use crate::upstream::worker_url::WorkerUrl;
 
@@ -55,6 +56,9 @@ pub struct Config {
     /// `cache_aware`: bytes of memory that the prefix tree takes for each worker, and a quarter as much for
     /// prompts that are on their way to it. All workers share 1 GiB, or this if it is more.
     pub max_tree_size: usize,
+    /// `cache_aware`: whether workers' own events about their caches are followed: `off`, `auto` for the workers that
+    /// announce them in `/get_server_info`, or the JSON that all workers got as `--kv-events-config`.
+    pub kv_events: String,
     /// Threads that serve; 0 takes one for each core this process may use.
     pub threads: usize,
     /// Larger request bodies are refused with 413.
@@ -186,6 +190,7 @@ impl Default for Config {
             balance_rel_threshold: policy.balance_rel_threshold,
             eviction_interval: Duration::from_secs(60),
             max_tree_size: policy.max_tree_size,
+            kv_events: "off".to_owned(),
             threads: 0,
             max_body_bytes: 256 << 20,
             max_held_bytes: 1 << 30,
@@ -300,6 +305,14 @@ impl Config {
         }
         if self.max_concurrent_requests == Some(0) {
             return fail("max_concurrent_requests: 0 would refuse every request".to_owned());
+        }
+        if KvEvents::parse(&self.kv_events)? != KvEvents::Off
+            && self.policy != PolicyKind::CacheAware
+        {
+            return fail(format!(
+                "kv_events: the policy {} does not use them; choose cache_aware, or off",
+                self.policy
+            ));
         }
         discovery::names(&self.worker_dns)?;
         for host in &self.allowed_hosts {

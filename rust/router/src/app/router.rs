@@ -16,13 +16,14 @@ use crate::admin::pages::{self, Wanted};
 use crate::admin::scrape;
 use crate::app::config::Config;
 use crate::app::settings;
-use crate::app::watchers::Watchers;
+use crate::app::watchers::{Watchers, follow_events};
 use crate::base::config_error::ConfigError;
 use crate::base::log::Log;
 use crate::base::metrics::Metrics;
 use crate::base::stopping::{Stopping, drain};
 use crate::base::supervise::keep_running;
 use crate::base::tracing_context::Tracer;
+use crate::fleet::cache_events::source::KvEvents;
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::Models;
 use crate::fleet::worker::Fleet;
@@ -179,6 +180,7 @@ impl Router {
                 runtime.block_on(connection::serve(front, Lane::new(proxy, index), listeners))
             })?;
         }
+        let (option, key) = (KvEvents::parse(&config.kv_events)?, probes.key.clone());
         let watchers = Watchers {
             proxy: router.proxy.clone(),
             tls: router.front.tls.clone(),
@@ -209,6 +211,16 @@ impl Router {
                 let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
             });
         })?;
+        if option != KvEvents::Off {
+            // In a thread of its own: thousands of events a second must not delay health checks.
+            let (proxy, mut stopping) = (router.proxy.clone(), router.front.stopping.clone());
+            router.spawn("router-events".to_owned(), move |runtime| {
+                runtime.block_on(async {
+                    follow_events(proxy, option, key);
+                    let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
+                });
+            })?;
+        }
         if let Some(collector) = collector {
             // In a thread of its own, which ends after the others: the last requests' spans come with their end.
             let (proxy, running) = (router.proxy.clone(), router.running.clone());

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::header::HeaderValue;
 use sglang_omni_policy::Policy;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -10,6 +11,8 @@ use tokio::time::timeout;
 use crate::base::memory;
 use crate::base::supervise::{keep_running, run_or};
 use crate::fleet::breaker::{self, Breaker};
+use crate::fleet::cache_events::source::KvEvents;
+use crate::fleet::cache_events::watch::EventWatch;
 use crate::fleet::discovery::Discovery;
 use crate::fleet::health::{HealthChecks, Probes};
 use crate::fleet::models;
@@ -67,6 +70,25 @@ impl Watchers {
         });
         run_or("discovery", self.discovery.watch(), failed);
     }
+}
+
+/// Follows the events of the workers' caches, on the calling thread.
+pub fn follow_events(proxy: Arc<Proxy>, option: KvEvents, key: Option<HeaderValue>) {
+    let pool = Pool::new(proxy.trust.clone());
+    keep(
+        &proxy,
+        "cache events",
+        move |Proxy { fleet, policy, .. }| {
+            let watch = EventWatch {
+                fleet: fleet.clone(),
+                policy: policy.clone(),
+                option: option.clone(),
+                pool: pool.clone(),
+                key: key.clone(),
+            };
+            watch.watch()
+        },
+    );
 }
 
 /// Keeps a task running.

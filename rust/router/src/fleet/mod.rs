@@ -7,11 +7,14 @@
 //!   ones have waited.
 //! - [`servers`] finds the worker that keeps a response.
 //! - [`loop_detection`] finds workers that are routers and send requests back.
+//! - [`cache_events`] follows what workers publish of their caches; [`event_state`] is what came of it.
 //! - [`fan_out`] asks all workers at once.
 
 pub mod breaker;
+pub mod cache_events;
 pub mod changes;
 pub mod discovery;
+pub mod event_state;
 pub mod fan_out;
 pub mod health;
 pub mod health_flags;

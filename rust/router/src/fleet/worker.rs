@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use crate::base::histogram::Histogram;
 use crate::base::protocol_key;
 use crate::fleet::changes;
+use crate::fleet::event_state::EventState;
 use crate::fleet::health_flags::{Demotion, Health, HealthFlags};
 use crate::fleet::slots::Slot;
 use crate::fleet::wait_history::WaitHistory;
@@ -38,6 +39,8 @@ pub struct Worker {
     pub authorization: Authorization,
     pub flags: HealthFlags,
     pub wait_history: WaitHistory,
+    /// What it publishes of its cache.
+    pub cache_events: EventState,
     draining: AtomicBool,
     /// Sorted names of the models it serves; None if they are not known.
     models: ArcSwapOption<Vec<String>>,
@@ -77,6 +80,7 @@ impl Worker {
             authority: url.authority,
             flags: HealthFlags::default(),
             wait_history: WaitHistory::default(),
+            cache_events: EventState::default(),
             draining: AtomicBool::new(false),
             models: ArcSwapOption::empty(),
             routers: ArcSwap::default(),

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use hyper::header::HeaderName;
 use hyper::http::request::Parts;
-use sglang_omni_policy::key::scan::{Scan, scan};
-use sglang_omni_policy::{Claim, RequestKey};
+use sglang_omni_policy::key::scan::{Scan, read_token_ids, scan};
+use sglang_omni_policy::{Claim, Policy, RequestKey};
 
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::models::{self, Serving};
@@ -47,20 +47,31 @@ pub fn choose<'a>(
     let proxy = &lane.proxy;
     let fleet = proxy.fleet.read();
     let mut scratch = lane.scratch.borrow_mut();
-    let Scratch { key, eligible } = &mut *scratch;
+    let Scratch {
+        key,
+        tokens,
+        eligible,
+    } = &mut *scratch;
     key.clear();
+    tokens.clear();
     let by_model = proxy.models.differ();
     let mut request = RequestKey::default();
     let mut found = Scan::default();
     let path = parts.uri.path();
     if by_model || proxy.policy.reads_request() || servers::makes_response(path) {
         found = scan(body, key);
+        let has_events =
+            |policy: &dyn Policy| policy.blocks().is_some_and(|blocks| blocks.covered() > 0);
+        if !found.token_ids.is_empty() && has_events(&*proxy.policy) {
+            read_token_ids(found.token_ids, found.is_cut, tokens);
+        }
         let session = parts
             .headers
             .get(SESSION_HEADER)
             .map_or(found.user, |value| value.as_bytes());
         request = RequestKey {
             text: key,
+            tokens,
             model: &found.model,
             session,
             is_incomparable: found.has_media || found.is_cut || found.bypasses_cache,

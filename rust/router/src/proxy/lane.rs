@@ -87,6 +87,8 @@ pub struct Lane {
 #[derive(Default)]
 pub struct Scratch {
     pub key: Vec<u8>,
+    /// A prompt's tokens.
+    pub tokens: Vec<u32>,
     /// The workers that may take a request.
     pub eligible: Eligible,
 }
