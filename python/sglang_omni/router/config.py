@@ -114,6 +114,13 @@ class RouterConfig:
         "All workers share 1 GiB, or this if it is more",
         metavar="BYTES",
     )
+    kv_events: str = option(
+        "off",
+        ROUTING,
+        "cache_aware: follow what workers publish of their caches: off, auto for those that announce it in "
+        "/get_server_info, or the JSON that all workers got as --kv-events-config",
+        metavar="WORD",
+    )
 
     max_body_bytes: int = option(
         268435456,
