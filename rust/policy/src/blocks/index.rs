@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::blocks::chain;
 use crate::blocks::event::{CacheEvent, Coverage, Stored, Tier};
-use crate::blocks::matches::Matches;
 use crate::blocks::owners::Owners;
 
 /// Blocks of one worker, and of all workers together. A block takes at most 120 bytes for each worker that has it, so
@@ -188,19 +187,15 @@ impl BlockIndex {
         workers.iter().map(|own| own.len() as u64).collect()
     }
 
-    /// Finds how much of a prompt each worker has.
-    pub fn find(&self, tokens: &[u32], matches: &mut Matches) {
-        let coverage = self.coverage.read().unwrap_or_else(PoisonError::into_inner);
-        matches.coverage.clone_from(&coverage);
-        drop(coverage);
-        matches.tokens.clear();
-        matches.tokens.resize(matches.coverage.len(), 0);
-        for size in &self.sizes {
-            match size.load(Relaxed) {
-                0 => break,
-                size => matches.follow(self, tokens, size),
-            }
-        }
+    /// How much is known of each worker's cache, by slot.
+    pub(super) fn coverage(&self) -> RwLockReadGuard<'_, Vec<Coverage>> {
+        self.coverage.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The sizes of blocks that workers have.
+    pub(super) fn sizes(&self) -> impl Iterator<Item = u32> {
+        let sizes = self.sizes.iter().map(|size| size.load(Relaxed));
+        sizes.take_while(|&size| size > 0)
     }
 
     /// Calls `read` with the slots of the workers that have a block and whose events come or came.
@@ -348,9 +343,7 @@ impl BlockIndex {
 
     /// Makes room for the worker in the tables that requests read.
     fn cover_at_least(&self, slot: u32) {
-        let all = self.coverage.read().unwrap_or_else(PoisonError::into_inner);
-        let is_there = all.len() > slot as usize;
-        drop(all);
+        let is_there = self.coverage().len() > slot as usize;
         if !is_there {
             self.cover(slot, Coverage::None);
         }

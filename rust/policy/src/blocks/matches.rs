@@ -4,13 +4,13 @@ use crate::blocks::chain;
 use crate::blocks::event::Coverage;
 use crate::blocks::index::BlockIndex;
 
-/// The result of [`BlockIndex::find`], and the memory that finding takes. By worker's slot; a worker beyond the ends
+/// The result of a search of a [`BlockIndex`], and the memory that finding takes. By worker's slot; a worker beyond the ends
 /// is not covered and has nothing.
 #[derive(Default)]
 pub struct Matches {
     /// Tokens of the request's start that each worker has.
-    pub(super) tokens: Vec<u32>,
-    pub(super) coverage: Vec<Coverage>,
+    tokens: Vec<u32>,
+    coverage: Vec<Coverage>,
     chain: Vec<u64>,
     ranges: Vec<Range>,
 }
@@ -32,12 +32,22 @@ impl Matches {
         (coverage.unwrap_or_default(), tokens.unwrap_or(0))
     }
 
+    /// Finds how much of a prompt each worker has.
+    pub fn find(&mut self, index: &BlockIndex, tokens: &[u32]) {
+        self.coverage.clone_from(&index.coverage());
+        self.tokens.clear();
+        self.tokens.resize(self.coverage.len(), 0);
+        index
+            .sizes()
+            .for_each(|size| self.follow(index, tokens, size));
+    }
+
     /// Finds how far each worker has the blocks of this size.
     ///
     /// A worker that has a block has those before it: caches use the beginning of a prompt whenever they use the rest,
     /// so it is evicted last. So where as many workers have two blocks they are the same workers, and nothing between
     /// the two needs to be looked at.
-    pub(super) fn follow(&mut self, index: &BlockIndex, tokens: &[u32], size: u32) {
+    fn follow(&mut self, index: &BlockIndex, tokens: &[u32], size: u32) {
         self.chain.clear();
         chain::of_prompt(tokens, size, &mut self.chain);
         let Some(&first) = self.chain.first() else {

@@ -28,7 +28,7 @@ fn removed(blocks: &[u64]) -> CacheEvent {
 
 fn found(index: &BlockIndex, tokens: &[u32]) -> Matches {
     let mut matches = Matches::default();
-    index.find(tokens, &mut matches);
+    matches.find(index, tokens);
     matches
 }
 

@@ -260,7 +260,7 @@ impl Policy for CacheAware {
             return self.pick_known(candidates, request, None);
         }
         MATCHES.with_borrow_mut(|matches| {
-            self.blocks.find(tokens, matches);
+            matches.find(&self.blocks, tokens);
             self.counters.exact.fetch_add(1, Relaxed);
             let bytes_a_token = text.len() as f64 / tokens.len() as f64;
             let exact = Exact {

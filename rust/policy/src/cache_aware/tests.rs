@@ -1,4 +1,5 @@
 use super::*;
+use crate::blocks::event::{CacheEvent, Stored};
 use crate::testing::{fleet, picks};
 
 fn policy(change: impl FnOnce(&mut PolicySettings)) -> CacheAware {
@@ -282,4 +283,66 @@ fn prompts_too_short_to_judge_by_correct_nothing() {
         }
         assert!(bytes(&policy, 0) > 10 * texts[0].len());
     }
+}
+
+/// Has a worker publish that it has a prompt of blocks of four tokens.
+fn publish(policy: &CacheAware, slot: u32, tokens: &[u32]) {
+    let blocks = (0..tokens.len() as u64 / 4).map(|at| 1000 * u64::from(slot) + at);
+    let stored = Stored {
+        blocks: blocks.collect(),
+        tokens: tokens.to_vec(),
+        block_size: 4,
+        ..Stored::default()
+    };
+    policy.blocks.apply(slot, 0, &CacheEvent::Stored(stored));
+}
+
+/// The worker that a prompt of tokens is sent to; it answers at once.
+fn pick_tokens(policy: &dyn Policy, fleet: &[Candidate], tokens: &[u32]) -> u32 {
+    let text: String = tokens.iter().map(|id| format!("{id},")).collect();
+    let request = RequestKey {
+        text: text.as_bytes(),
+        tokens,
+        ..RequestKey::default()
+    };
+    let (index, claim) = policy.choose(fleet, &request);
+    claim.keep();
+    fleet[index].slot
+}
+
+#[test]
+fn what_workers_publish_counts_instead_of_the_tree() {
+    let (policy, fleet) = (policy(|_| ()), fleet(4));
+    let prompt: Vec<u32> = (100..900).collect();
+    let first = pick_tokens(&policy, &fleet, &prompt);
+    assert_eq!(pick_tokens(&policy, &fleet, &prompt), first);
+    // The worker says that it has lost the prompt, and another one that it has it.
+    let other = (first + 1) % 4;
+    (0..4).for_each(|slot| policy.blocks.cover(slot, Coverage::Whole));
+    publish(&policy, other, &prompt);
+    for _ in 0..4 {
+        assert_eq!(pick_tokens(&policy, &fleet, &prompt), other);
+    }
+    // Of a worker of which only a part is known, what the tree says counts too.
+    policy.blocks.forget(other);
+    policy.blocks.cover(first, Coverage::Part);
+    assert_eq!(pick_tokens(&policy, &fleet, &prompt), first);
+}
+
+#[test]
+fn prompts_on_their_way_to_a_worker_that_publishes_stay_together() {
+    let (policy, fleet) = (policy(|_| ()), fleet(4));
+    (0..4).for_each(|slot| policy.blocks.cover(slot, Coverage::Whole));
+    let tokens: Vec<u32> = (100..900).collect();
+    let text = "x".repeat(4000);
+    let request = RequestKey {
+        text: text.as_bytes(),
+        tokens: &tokens,
+        ..RequestKey::default()
+    };
+    let policy: &dyn Policy = &policy;
+    let (first, claim) = policy.choose(&fleet, &request);
+    let (second, _other) = policy.choose(&fleet, &request);
+    assert_eq!(first, second);
+    drop(claim);
 }

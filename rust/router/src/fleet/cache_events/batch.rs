@@ -172,7 +172,13 @@ impl<'a> Fields<'a> {
                 _ => return None,
             },
             b"lora_id" => self.lora_id = set(event.skip()?),
-            b"lora_name" => self.lora_name = set(event.skip()?),
+            // What follows the medium has other meanings in some versions, and then other types.
+            b"lora_name" => {
+                let written = event.skip()?;
+                if let Some(Item::Text(_)) = Unpacker::new(written).item() {
+                    self.lora_name = set(written);
+                }
+            }
             b"medium" => {
                 self.tier = match event.item()? {
                     Item::Nil | Item::Text(b"GPU") => Tier::Fast,
@@ -188,16 +194,16 @@ impl<'a> Fields<'a> {
                     }
                 }
             }
-            b"group_idx" => match event.item()? {
-                Item::Nil => {}
-                Item::Int(group) => self.group = Some(group),
-                _ => return None,
-            },
-            b"kv_cache_spec_kind" => match event.item()? {
-                Item::Nil => {}
-                Item::Text(kind) => self.is_partial |= is_partial(kind),
-                _ => return None,
-            },
+            b"group_idx" => {
+                if let Some(Item::Int(group)) = Unpacker::new(event.skip()?).item() {
+                    self.group = Some(group);
+                }
+            }
+            b"kv_cache_spec_kind" => {
+                if let Some(Item::Text(kind)) = Unpacker::new(event.skip()?).item() {
+                    self.is_partial |= is_partial(kind);
+                }
+            }
             _ => {
                 event.skip()?;
             }

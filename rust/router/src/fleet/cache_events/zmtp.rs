@@ -4,7 +4,7 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -74,15 +74,13 @@ impl Socket {
         if mechanism != Some(b"NULL") {
             return Err(wrong("it demands encryption or a password"));
         }
-        loop {
-            let (flags, body) = self.frame(MAX_MESSAGE).await?;
-            match (flags & COMMAND, body.as_slice()) {
-                (COMMAND, [5, rest @ ..]) if rest.starts_with(b"READY") => return Ok(()),
-                (COMMAND, [5, rest @ ..]) if rest.starts_with(b"ERROR") => {
-                    return Err(wrong("it refuses the connection"));
-                }
-                _ => return Err(wrong("it does not greet")),
+        let (flags, body) = self.frame(MAX_MESSAGE).await?;
+        match (flags & COMMAND, body.as_slice()) {
+            (COMMAND, [5, rest @ ..]) if rest.starts_with(b"READY") => Ok(()),
+            (COMMAND, [5, rest @ ..]) if rest.starts_with(b"ERROR") => {
+                Err(wrong("it refuses the connection"))
             }
+            _ => Err(wrong("it does not greet")),
         }
     }
 
@@ -97,7 +95,6 @@ impl Socket {
 
     /// The frames of the next message. It may take any time to begin.
     pub async fn next(&mut self) -> io::Result<Vec<Vec<u8>>> {
-        use tokio::io::AsyncBufReadExt;
         loop {
             if self.stream.fill_buf().await?.is_empty() {
                 return Err(io::Error::new(
@@ -181,4 +178,101 @@ impl Socket {
 
 fn be(number: u32) -> [u8; 4] {
     number.to_be_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    const GREETING: &[u8; 64] =
+        b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
+
+    /// What the client makes of a server that sends this, then closes; and what the server gets.
+    fn read(sent: &[&[u8]]) -> (io::Result<Vec<Vec<u8>>>, Vec<u8>) {
+        let sent = sent.concat();
+        let run = async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap());
+            let (client, server) = tokio::join!(client, listener.accept());
+            let (mut server, _) = server.unwrap();
+            let serve = async {
+                let _ = server.write_all(&sent).await;
+                let _ = server.shutdown().await;
+                let mut got = Vec::new();
+                let _ = server.read_to_end(&mut got).await;
+                got
+            };
+            let client = async {
+                let mut socket = Socket::greet(client.unwrap(), "SUB").await?;
+                socket.message(&[b"\x01"]).await?;
+                socket.next().await
+            };
+            tokio::join!(client, serve)
+        };
+        Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(run)
+    }
+
+    #[test]
+    fn messages_come_frame_by_frame_with_commands_between() {
+        let long = [&[3][..], &300u64.to_be_bytes(), &[7; 300]].concat();
+        let ping = b"\x04\x09\x04PING\0\x05ab";
+        let (message, got) = read(&[GREETING, READY, ping, b"\x01\0", ping, &long, b"\0\x02hi"]);
+        assert_eq!(message.unwrap(), [vec![], vec![7; 300], b"hi".to_vec()]);
+        assert_eq!(got[..64], *b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
+        let pong = b"\x04\x07\x04PONGab";
+        let rest = [
+            b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB",
+            &b"\0\x01\x01"[..],
+            pong,
+            pong,
+        ]
+        .concat();
+        assert_eq!(got[64..], rest);
+    }
+
+    #[test]
+    fn what_is_wrong_or_too_much_ends_the_connection() {
+        let old = [&GREETING[..10], b"\x01", &GREETING[11..]].concat();
+        let plain = [&GREETING[..12], b"PLAIN", &GREETING[17..]].concat();
+        let huge = [&[2][..], &u64::MAX.to_be_bytes(), &[0; 9]].concat();
+        let half = [
+            &[3][..],
+            &(MAX_MESSAGE as u64 / 2).to_be_bytes(),
+            &vec![0; MAX_MESSAGE / 2],
+        ]
+        .concat();
+        let many = b"\x01\0".repeat(MAX_FRAMES + 1);
+        for (sent, why) in [
+            (
+                &[b"HTTP/1.1 400 Bad Request\r\n\r\n".repeat(3).as_slice()][..],
+                "no ZeroMQ",
+            ),
+            (&[&old], "before 3"),
+            (&[&plain], "encryption or a password"),
+            (&[GREETING, b"\x04\x08\x05ERROR\x01x"], "refuses"),
+            (&[GREETING, b"\0\x02hi"], "does not greet"),
+            (&[GREETING, &huge], "more than 8388608 bytes"),
+            (&[GREETING, READY, &huge], "more than 8388608 bytes"),
+            (
+                &[GREETING, READY, &half, &half, b"\0\x01x"],
+                "more than 8388608 bytes",
+            ),
+            (&[GREETING, READY, &many], "more than 8 frames"),
+            (&[GREETING, READY, b"\0\x05hi"], ""),
+            (&[GREETING, READY], "it closed"),
+            (&[&GREETING[..20]], ""),
+            (&[], ""),
+        ] {
+            let error = read(sent).0.unwrap_err().to_string();
+            assert!(error.contains(why), "{error}, not {why}");
+        }
+    }
 }
