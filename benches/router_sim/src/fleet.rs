@@ -4,6 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
+use sglang_omni_policy::blocks::event::{CacheEvent, Coverage};
 use sglang_omni_policy::{Candidate, Claim, Policy, Receipt, RequestKey, Usage, url_hash};
 
 use crate::kv::KvCache;
@@ -23,6 +24,18 @@ pub struct Setup {
     /// Speeds of the workers, in turn.
     pub speeds: Vec<f64>,
     pub restart: Option<Restart>,
+    /// Workers publish what is in their caches.
+    pub events: Option<EventFeed>,
+    /// The share of requests that reach a worker past the router.
+    pub past: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct EventFeed {
+    /// Seconds until the router has an event.
+    pub delay: f64,
+    /// What the router takes the events for: all that is in the caches, or a part beside what it has sent there.
+    pub coverage: Coverage,
 }
 
 /// The first worker is gone, comes back, and has forgotten everything.
@@ -42,6 +55,8 @@ impl Setup {
             token_seconds: 0.01,
             speeds: vec![1.0],
             restart: None,
+            events: None,
+            past: 0.0,
         }
     }
 }
@@ -81,6 +96,7 @@ enum What {
     Arrive(usize),
     Prefilled(usize),
     Done(usize),
+    Published(usize, Vec<CacheEvent>),
 }
 
 impl PartialEq for Event {
@@ -176,6 +192,9 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> SimOutcome 
         prompt_bytes: 0,
         first_token: Vec::with_capacity(trace.len()),
     };
+    if let (Some(feed), Some(blocks)) = (setup.events, policy.blocks()) {
+        (0..setup.workers).for_each(|worker| blocks.cover(worker as u32, feed.coverage));
+    }
     for _ in 0..setup.clients.unwrap_or(1) {
         run.plan_next(0.0);
     }
@@ -186,6 +205,7 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> SimOutcome 
             What::Arrive(index) => run.arrive(now, index),
             What::Prefilled(index) => run.prefilled(now, index),
             What::Done(index) => run.done(now, index),
+            What::Published(worker, events) => run.published(worker, &events),
         }
     }
     run.first_token.sort_unstable_by(f64::total_cmp);
@@ -198,6 +218,15 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> SimOutcome 
         first_token: run.first_token,
         seconds: now,
     }
+}
+
+/// A prompt's tokens, whose text is as long for each.
+fn tokens_of(prompt: &[u8]) -> Vec<u32> {
+    let (tokens, _) = prompt.as_chunks::<TOKEN_BYTES>();
+    tokens
+        .iter()
+        .map(|&token| u32::from_le_bytes(token))
+        .collect()
 }
 
 impl Run<'_> {
@@ -228,8 +257,13 @@ impl Run<'_> {
         self.trace[index].system(&mut prompt);
         self.trace[index].user(&mut prompt);
         let session = self.trace[index].conversation.to_le_bytes();
+        let tokens = match self.setup.events {
+            Some(_) => tokens_of(&prompt),
+            None => Vec::new(),
+        };
         let request = RequestKey {
             text: &prompt,
+            tokens: &tokens,
             model: b"m",
             session: &session,
             ..RequestKey::default()
@@ -238,13 +272,21 @@ impl Run<'_> {
         self.candidates.clear();
         self.candidates
             .extend(up.iter().map(|worker| worker.candidate));
-        let (chosen, claim) = self.policy.choose(&self.candidates, &request);
+        // The same ones with every policy.
+        let mut random = fastrand::Rng::with_seed(index as u64);
+        let (chosen, claim) = match random.f64() < self.setup.past {
+            true => (random.usize(..self.candidates.len()), None),
+            false => {
+                let (chosen, claim) = self.policy.choose(&self.candidates, &request);
+                (chosen, Some(claim))
+            }
+        };
         let worker = self.candidates[chosen].slot as usize;
         self.flights[index] = Some(Flight {
             worker,
             arrived: now,
             prompt,
-            claim: Some(claim),
+            claim,
             receipt: Receipt::default(),
             cached: 0,
         });
@@ -273,24 +315,39 @@ impl Run<'_> {
         flight.cached = cached;
         let missing = (prompt.len() - cached) / TOKEN_BYTES;
         let seconds = missing as f64 / (self.setup.prefill_rate * place.speed);
-        self.cached_bytes += cached;
-        self.prompt_bytes += prompt.len();
+        if flight.claim.is_some() {
+            self.cached_bytes += cached;
+            self.prompt_bytes += prompt.len();
+        }
         self.plan(now + seconds, What::Prefilled(index));
     }
 
     /// The head of the answer leaves with its first token.
     fn prefilled(&mut self, now: f64, index: usize) {
         let flight = self.flights[index].as_mut().expect("in flight");
-        flight.receipt = flight.claim.take().expect("not kept before").keep();
+        let claim = flight.claim.take();
+        flight.receipt = claim.map_or_else(Receipt::default, Claim::keep);
         let worker = flight.worker;
         self.first_token.push(now - flight.arrived);
         let place = &mut self.workers[worker];
         place.kv.insert(&flight.prompt);
+        if let Some(EventFeed { delay, .. }) = self.setup.events {
+            let events = place.kv.events(&tokens_of(&flight.prompt));
+            self.plan(now + delay, What::Published(worker, events));
+        }
+        let place = &mut self.workers[worker];
         place.is_prefilling = false;
         let seconds =
             f64::from(self.trace[index].output_tokens) * self.setup.token_seconds / place.speed;
         self.plan(now + seconds, What::Done(index));
         self.prefill(now, worker);
+    }
+
+    fn published(&self, worker: usize, events: &[CacheEvent]) {
+        let blocks = self.policy.blocks().expect("a policy that uses events");
+        for event in events {
+            blocks.apply(worker as u32, 0, event);
+        }
     }
 
     fn done(&mut self, now: f64, index: usize) {
@@ -319,6 +376,9 @@ impl Run<'_> {
         } else if index == at(down.1) {
             self.is_first_down = false;
             self.workers[0].kv.clear();
+            if self.setup.events.is_some() {
+                self.published(0, &[CacheEvent::Cleared]);
+            }
             let slots: Vec<u32> = (0..self.setup.workers as u32).collect();
             self.policy.maintain(&slots);
         }

@@ -3,8 +3,13 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use sglang_omni_policy::blocks::event::{CacheEvent, Stored, Tier};
+
+use crate::trace::TOKEN_BYTES;
+
 /// Bytes of prompt text in a block: 16 tokens of the traces' text.
 pub const BLOCK_BYTES: usize = 64;
+pub const BLOCK_TOKENS: usize = BLOCK_BYTES / TOKEN_BYTES;
 
 const NONE: u32 = u32::MAX;
 
@@ -18,6 +23,9 @@ pub struct KvCache {
     newest: u32,
     oldest: u32,
     chain: Vec<u64>,
+    /// Blocks that the last prompt added and displaced, the former in the order of the prompt's end to its beginning.
+    added: Vec<usize>,
+    displaced: Vec<u64>,
 }
 
 struct Block {
@@ -55,6 +63,8 @@ impl KvCache {
             newest: NONE,
             oldest: NONE,
             chain: Vec::new(),
+            added: Vec::new(),
+            displaced: Vec::new(),
         }
     }
 
@@ -69,15 +79,44 @@ impl KvCache {
     pub fn insert(&mut self, prompt: &[u8]) {
         self.hash(prompt);
         let chain = std::mem::take(&mut self.chain);
-        for &hash in chain[..chain.len().min(self.capacity)].iter().rev() {
+        self.added.clear();
+        self.displaced.clear();
+        let fits = chain[..chain.len().min(self.capacity)].iter();
+        for (place, &hash) in fits.enumerate().rev() {
             match self.slots.get(&hash) {
                 Some(&slot) => self.unlink(slot),
-                None => self.add(hash),
+                None => {
+                    self.add(hash);
+                    self.added.push(place);
+                }
             }
             let slot = self.slots[&hash];
             self.link_newest(slot);
         }
         self.chain = chain;
+    }
+
+    /// What a worker publishes of its last `insert` of this prompt, of which these are the tokens.
+    pub fn events(&self, tokens: &[u32]) -> Vec<CacheEvent> {
+        let mut events = Vec::new();
+        if !self.displaced.is_empty() {
+            events.push(CacheEvent::Removed {
+                blocks: self.displaced.clone(),
+                tier: Tier::Fast,
+            });
+        }
+        let places: Vec<usize> = self.added.iter().rev().copied().collect();
+        for run in places.chunk_by(|before, after| before + 1 == *after) {
+            let (first, end) = (run[0], run[run.len() - 1] + 1);
+            events.push(CacheEvent::Stored(Stored {
+                blocks: self.chain[first..end].to_vec(),
+                parent: first.checked_sub(1).map(|before| self.chain[before]),
+                tokens: tokens[first * BLOCK_TOKENS..end * BLOCK_TOKENS].to_vec(),
+                block_size: BLOCK_TOKENS as u32,
+                ..Stored::default()
+            }));
+        }
+        events
     }
 
     pub fn clear(&mut self) {
@@ -101,7 +140,9 @@ impl KvCache {
         if self.slots.len() == self.capacity {
             let oldest = self.oldest;
             self.unlink(oldest);
-            self.slots.remove(&self.blocks[oldest as usize].hash);
+            let hash = self.blocks[oldest as usize].hash;
+            self.slots.remove(&hash);
+            self.displaced.push(hash);
             self.free.push(oldest);
         }
         let block = Block {

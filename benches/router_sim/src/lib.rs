@@ -8,6 +8,7 @@
 pub mod baselines;
 pub mod cold;
 pub mod cost;
+pub mod exact;
 pub mod fleet;
 pub mod growth;
 pub mod kv;

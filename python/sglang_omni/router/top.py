@@ -20,7 +20,7 @@ _OPEN_SCREEN, _CLOSE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 
 _FIRST_BYTE = "worker_time_to_first_byte_seconds"
-_COLUMNS = ("WORKER", "STATE", "LOAD", "REQ/S", "P50", "P99", "FAIL/S", "REQUESTS", "FAILURES", "TREE")
+_COLUMNS = ("WORKER", "STATE", "LOAD", "REQ/S", "P50", "P99", "FAIL/S", "REQUESTS", "FAILURES", "TREE", "BLOCKS")
 
 
 def build_parser(prog: str = "sgl-omni route top") -> CommandParser:
@@ -120,7 +120,16 @@ def _row(change: Change, worker: dict) -> tuple[str, ...]:
         str(worker["requests"]),
         str(worker["failures"]),
         _bytes(change.now.total("tree_bytes", worker=name)),
+        _blocks(change.now, worker, name),
     )
+
+
+def _blocks(now: Snapshot, worker: dict, name: str) -> str:
+    """The blocks of the worker's cache that its events told of, with a + if there may be more; - without events."""
+    coverage = (worker.get("cache_events") or {}).get("coverage", "none")
+    if coverage == "none":
+        return "-"
+    return _number(now.total("cache_blocks", worker=name)) + ("+" if coverage == "part" else "")
 
 
 def _label(now: Snapshot, worker: dict) -> str:

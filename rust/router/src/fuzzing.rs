@@ -1,5 +1,6 @@
 //! What the fuzz targets in `rust/fuzz` call inside this crate.
 
+pub use crate::fleet::cache_events::batch;
 pub use crate::proxy::usage;
 pub use crate::upstream::request_body::RequestBody;
 pub use crate::upstream::{forwarding, tail};

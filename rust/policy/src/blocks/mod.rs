@@ -11,7 +11,7 @@
 pub mod chain;
 pub mod event;
 pub mod index;
-pub(crate) mod matches;
+pub mod matches;
 mod owners;
 #[cfg(test)]
 mod tests;
