@@ -13,7 +13,9 @@ from router_harness import comes_to, listed, metric, post, router
 PROMPT = list(range(1000, 1000 + 64 * BLOCK))
 
 
-async def goes_to(url: str, replicas: list[PublishingReplica], tokens: list[int], path: str = "/generate") -> int:
+async def goes_to(
+    url: str, replicas: list[PublishingReplica], tokens: list[int], path: str = "/generate"
+) -> int:
     """The index of the replica that gets a prompt of token ids."""
     field = "input_ids" if path == "/generate" else "prompt"
     answer = await post(url, json.dumps({field: tokens}).encode(), path=path)
@@ -47,7 +49,7 @@ async def test_a_prompt_goes_where_its_blocks_are_and_not_where_they_were(named:
         for at in (2, 0, 1):
             for rest in range(3):
                 assert await goes_to(url, replicas, [at, *PROMPT[1:], rest], path) == at
-        # Gone: it goes to one that has as much of it, whatever the tree remembers.
+        # Gone: it goes to the one that has it now, whatever the tree remembers.
         await publishers[2].publish(["AllBlocksCleared"])
         await publishers[0].publish(publishers[0].stored([2, *PROMPT[1:]]))
         await comes_to(3 * 64.0, blocks, url)

@@ -1,9 +1,10 @@
 //! Hit rates of routers that know what is in the caches, and of one that concludes it from what it sent there.
 
 use std::io::{self, Write};
+use std::time::Instant;
 
-use sglang_omni_policy::blocks::event::Coverage;
-use sglang_omni_policy::{CacheAware, PolicySettings};
+use sglang_omni_policy::blocks::event::{CacheEvent, Coverage, Stored};
+use sglang_omni_policy::{CacheAware, Candidate, Policy, PolicySettings, RequestKey};
 
 use crate::fleet::{EventFeed, Restart, Setup, run};
 use crate::trace::Shape;
@@ -19,21 +20,21 @@ const ROUTERS: [(&str, Option<EventFeed>); 4] = [
         "events",
         Some(EventFeed {
             delay: DELAY,
-            coverage: Coverage::Whole,
+            every: 1,
         }),
     ),
     (
-        "both, the larger",
+        "events of every other worker",
         Some(EventFeed {
             delay: DELAY,
-            coverage: Coverage::Part,
+            every: 2,
         }),
     ),
     (
-        "perfect",
+        "perfect: events at once",
         Some(EventFeed {
             delay: 0.0,
-            coverage: Coverage::Whole,
+            every: 1,
         }),
     ),
 ];
@@ -101,4 +102,80 @@ pub fn print(out: &mut impl Write) -> io::Result<()> {
         writeln!(out)?;
     }
     Ok(())
+}
+
+/// Prompts of the measured decisions, in tokens and in blocks.
+const PROMPT: u32 = 4096;
+const PROMPT_BLOCKS: u32 = PROMPT / 16;
+const SYSTEM_BLOCKS: u32 = 64;
+
+/// A conversation's tokens: one of 16 system prompts, then its own.
+fn conversation(number: u32) -> Vec<u32> {
+    let system = (0..16 * SYSTEM_BLOCKS).map(|at| (number % 16) << 16 | at);
+    let own = (16 * SYSTEM_BLOCKS..PROMPT).map(|at| number << 12 | at);
+    system.chain(own).collect()
+}
+
+/// Nanoseconds of decisions, with 4,096-token prompts that one worker has and whose system prompt many have.
+pub fn cost(out: &mut impl Write, workers: u32) -> io::Result<()> {
+    const EACH: u32 = 8;
+    let policy = CacheAware::new(&PolicySettings::default());
+    let blocks = policy.blocks().expect("it uses events");
+    for slot in 0..workers {
+        blocks.cover(slot, Coverage::Whole);
+        for number in EACH * slot..EACH * (slot + 1) {
+            let name = u64::from(number) * u64::from(PROMPT_BLOCKS);
+            let stored = Stored {
+                blocks: (name..name + u64::from(PROMPT_BLOCKS)).collect(),
+                tokens: conversation(number),
+                block_size: 16,
+                ..Stored::default()
+            };
+            blocks.apply(slot, 0, &CacheEvent::Stored(stored));
+        }
+    }
+    let fleet: Vec<Candidate> = (0..workers)
+        .map(|slot| Candidate {
+            slot,
+            load: 1 + slot as usize % 3,
+            url_hash: 0,
+        })
+        .collect();
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut costs = [Vec::new(), Vec::new()];
+    let mut right = 0;
+    const DECISIONS: usize = 20_000;
+    for _ in 0..DECISIONS {
+        let number = random.u32(..EACH * workers);
+        let tokens = conversation(number);
+        // What a body says of ids, as the tree would have it.
+        let text: Vec<u8> = tokens[..512]
+            .iter()
+            .flat_map(|id| id.to_le_bytes())
+            .collect();
+        for (tokens, costs) in [&tokens[..0], &tokens].into_iter().zip(&mut costs) {
+            let request = RequestKey {
+                text: &text,
+                tokens,
+                ..RequestKey::default()
+            };
+            let policy: &dyn Policy = &policy;
+            let began = Instant::now();
+            let (chosen, claim) = policy.choose(&fleet, &request);
+            costs.push(began.elapsed().as_nanos());
+            drop(claim);
+            right += usize::from(!tokens.is_empty() && fleet[chosen].slot == number / EACH);
+        }
+    }
+    for (name, mut costs) in ["tree", "events"].into_iter().zip(costs) {
+        costs.sort_unstable();
+        let at = |share: f64| costs[(share * (costs.len() - 1) as f64) as usize] as f64 / 1e3;
+        writeln!(
+            out,
+            "{name}: {workers} workers, {:.1} us in the median, {:.1} us at the 99th percentile",
+            at(0.5),
+            at(0.99)
+        )?;
+    }
+    writeln!(out, "{right} of {DECISIONS} went where the prompt was")
 }

@@ -34,8 +34,8 @@ pub struct Setup {
 pub struct EventFeed {
     /// Seconds until the router has an event.
     pub delay: f64,
-    /// What the router takes the events for: all that is in the caches, or a part beside what it has sent there.
-    pub coverage: Coverage,
+    /// One in so many workers publishes.
+    pub every: usize,
 }
 
 /// The first worker is gone, comes back, and has forgotten everything.
@@ -193,7 +193,8 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> SimOutcome 
         first_token: Vec::with_capacity(trace.len()),
     };
     if let (Some(feed), Some(blocks)) = (setup.events, policy.blocks()) {
-        (0..setup.workers).for_each(|worker| blocks.cover(worker as u32, feed.coverage));
+        let publishing = (0..setup.workers).step_by(feed.every);
+        publishing.for_each(|worker| blocks.cover(worker as u32, Coverage::Whole));
     }
     for _ in 0..setup.clients.unwrap_or(1) {
         run.plan_next(0.0);
@@ -331,7 +332,9 @@ impl Run<'_> {
         self.first_token.push(now - flight.arrived);
         let place = &mut self.workers[worker];
         place.kv.insert(&flight.prompt);
-        if let Some(EventFeed { delay, .. }) = self.setup.events {
+        if let Some(EventFeed { delay, every }) = self.setup.events
+            && worker.is_multiple_of(every)
+        {
             let events = place.kv.events(&tokens_of(&flight.prompt));
             self.plan(now + delay, What::Published(worker, events));
         }

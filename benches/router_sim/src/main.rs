@@ -10,7 +10,7 @@ const USAGE: &str = "\
 usage: router-sim tables                 hit rate, balance and latency of every policy
        router-sim held-out               hit rate and balance of cache_aware, of seeds that chose nothing
        router-sim cold                   how a new router spreads its first requests
-       router-sim exact                  hit rates of routers that know what is in the caches
+       router-sim exact [WORKERS]        hit rates of routers that know what is in the caches, or the cost of their decisions
        router-sim growth FILE           decision cost, hit rate and latency as trees, fleets and traffic
                                         grow, for plot.py
        router-sim scale WORKERS REQUESTS cache_aware and the classic one in one large fleet
@@ -23,6 +23,10 @@ fn main() -> io::Result<()> {
     match arguments[..] {
         ["tables"] => tables::print(&mut io::stdout().lock()),
         ["held-out"] => tables::print_held_out(&mut io::stdout().lock()),
+        ["exact", workers] => match workers.parse() {
+            Ok(workers) => exact::cost(&mut io::stdout().lock(), workers),
+            Err(_) => usage(),
+        },
         ["exact"] => exact::print(&mut io::stdout().lock()),
         ["cold"] => cold::print(&mut io::stdout().lock()),
         ["growth", file] => {

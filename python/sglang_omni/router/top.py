@@ -20,7 +20,19 @@ _OPEN_SCREEN, _CLOSE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 
 _FIRST_BYTE = "worker_time_to_first_byte_seconds"
-_COLUMNS = ("WORKER", "STATE", "LOAD", "REQ/S", "P50", "P99", "FAIL/S", "REQUESTS", "FAILURES", "TREE", "BLOCKS")
+_COLUMNS = (
+    "WORKER",
+    "STATE",
+    "LOAD",
+    "REQ/S",
+    "P50",
+    "P99",
+    "FAIL/S",
+    "REQUESTS",
+    "FAILURES",
+    "TREE",
+    "BLOCKS",
+)
 
 
 def build_parser(prog: str = "sgl-omni route top") -> CommandParser:

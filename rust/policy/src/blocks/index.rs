@@ -63,7 +63,7 @@ pub struct BlockIndex {
     /// The sizes of blocks in use, then zeros.
     sizes: [AtomicU32; SIZES],
     held: AtomicUsize,
-    /// Workers whose events come.
+    /// Workers of whose caches all is known.
     covered: AtomicUsize,
     pub counts: EventCounts,
     max_of_worker: usize,
@@ -154,11 +154,11 @@ impl BlockIndex {
             all.resize(slot as usize + 1, Coverage::None);
         }
         all[slot as usize] = coverage;
-        let covered = all.iter().filter(|&&known| known > Coverage::None);
+        let covered = all.iter().filter(|&&known| known == Coverage::Whole);
         self.covered.store(covered.count(), Relaxed);
     }
 
-    /// How many workers' events come. While there are none, nothing needs to be searched.
+    /// How many workers' caches are known. While there are none, nothing needs to be searched.
     pub fn covered(&self) -> usize {
         self.covered.load(Relaxed)
     }

@@ -226,10 +226,9 @@ impl State {
             let Some(known) = self.known.get_mut(slot) else {
                 continue;
             };
-            match coverage {
-                Coverage::None => {}
-                Coverage::Part => *known = cached.max(*known),
-                Coverage::Whole => *known = cached.max(self.on_their_way[slot]),
+            // Of a part, hardly anything can be used: most blocks follow others that are not known.
+            if coverage == Coverage::Whole {
+                *known = cached.max(self.on_their_way[slot]);
             }
         }
     }

@@ -323,8 +323,9 @@ fn what_workers_publish_counts_instead_of_the_tree() {
     for _ in 0..4 {
         assert_eq!(pick_tokens(&policy, &fleet, &prompt), other);
     }
-    // Of a worker of which only a part is known, what the tree says counts too.
+    // Of a worker of which only a part is known, what the tree says counts.
     policy.blocks.forget(other);
+    policy.blocks.cover(other, Coverage::Whole);
     policy.blocks.cover(first, Coverage::Part);
     assert_eq!(pick_tokens(&policy, &fleet, &prompt), first);
 }
