@@ -1,4 +1,4 @@
-"""A worker of SGLang or vLLM as the router sees it: HTTP, and events of its cache over real ZeroMQ sockets."""
+"""A worker of SGLang or vLLM as the router sees it: HTTP, and its cache's events over real ZeroMQ sockets."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ async def test_workers_without_events_are_chosen_by_the_tree() -> None:
         router(*replicas, policy="cache_aware", kv_events="auto") as url,
     ):
         await comes_to(["whole", None], coverage, url)
-        # The first one publishes nothing of this prompt, the second one is believed to have what it has answered.
+        # The first one publishes nothing of this prompt; the second one is believed to have what it answered.
         served = {await goes_to(url, replicas, [9, *PROMPT, at]) for at in range(6)}
         assert 1 in served
         stays = [await goes_to(url, replicas, [9, *PROMPT, at]) for at in range(6, 12)]
@@ -179,6 +179,6 @@ async def test_the_option_says_what_is_wrong() -> None:
         with pytest.raises(ValueError, match=f"kv_events.*{words}"):
             async with router(policy="cache_aware", kv_events=wrong):
                 pass
-    with pytest.raises(ValueError, match="kv_events.*round_robin"):
+    with pytest.raises(ValueError, match=r"kv_events.*round_robin"):
         async with router(kv_events="auto"):
             pass

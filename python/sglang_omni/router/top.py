@@ -137,7 +137,7 @@ def _row(change: Change, worker: dict) -> tuple[str, ...]:
 
 
 def _blocks(now: Snapshot, worker: dict, name: str) -> str:
-    """The blocks of the worker's cache that its events told of, with a + if there may be more; - without events."""
+    """The known blocks of the worker's cache, with a + if there may be more; - without events."""
     coverage = (worker.get("cache_events") or {}).get("coverage", "none")
     if coverage == "none":
         return "-"

@@ -1,4 +1,4 @@
-//! Reads the batches that SGLang, vLLM and this project's servers publish, in the forms of their versions.
+//! Reads the batches that SGLang and vLLM publish, in the forms of their versions.
 //!
 //! A batch is `[time, events, rank]` and an event `[kind, field, ...]`, or both are maps with the fields' names (vLLM
 //! from 0.20 on). Older versions leave out the last fields, newer ones have more. Sources: `vllm/distributed/kv_events.py`

@@ -1,4 +1,4 @@
-//! Workers' events about their caches: SGLang and vLLM publish them over ZeroMQ, this project's servers too.
+//! Workers' events about their caches, as SGLang and vLLM publish them over ZeroMQ.
 //!
 //! - [`source`] says where a worker publishes them; [`watch`] follows every worker that does.
 //! - [`subscription`] follows one data parallel rank, and closes gaps.
