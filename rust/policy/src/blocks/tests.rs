@@ -250,3 +250,12 @@ fn requests_read_while_events_change_what_they_read() {
     });
     assert_eq!(index.content(), 0);
 }
+
+#[test]
+fn a_hash_that_stands_for_other_content_now_has_lost_the_former() {
+    let index = BlockIndex::default();
+    index.apply(0, 0, &stored(&[5], None, &prompt(&[1])));
+    index.apply(0, 0, &stored(&[5], None, &prompt(&[2])));
+    let has = |letter| found(&index, &prompt(&[letter])).of(0).1;
+    assert_eq!((has(1), has(2), index.content()), (0, SIZE, 1));
+}
