@@ -23,13 +23,14 @@ class Publisher:
     """Publishes batches as both engines do: a PUB socket, and a ROUTER socket that sends the last ones again.
 
     Args:
-        named: Events are maps with the fields' names, as vLLM's are from 0.20 on, instead of arrays.
+        form: What is sent, as by "old" engines (arrays), "vllm" (maps), or "sglang" (maps in an array, and replays that
+            repeat the topic).
         kept: Batches that can be had again.
         replays: There is a socket for that.
     """
 
-    def __init__(self, *, named: bool = False, kept: int = 10_000, replays: bool = True) -> None:
-        self.named = named
+    def __init__(self, *, form: str = "old", kept: int = 10_000, replays: bool = True) -> None:
+        self.form = form
         self.numbers: Iterator[int] = iter(range(1 << 62))
         self.kept: deque[tuple[int, bytes]] = deque(maxlen=kept)
         self.replays = replays
@@ -41,6 +42,14 @@ class Publisher:
     def config(self) -> dict[str, Any]:
         config = {"publisher": "zmq", "endpoint": f"tcp://*:{self.port}"}
         return config | ({"replay_endpoint": f"tcp://*:{self.replay_port}"} if self.replays else {})
+
+    def info(self) -> dict[str, Any]:
+        """SGLang shows the flag as text, and from 0.5.20 or so on what it makes of it."""
+        shown: dict[str, Any] = {"kv_events_config": json.dumps(self.config()), "dp_size": 1}
+        if self.form == "sglang":
+            ports = {"endpoint_port_base": self.port, "replay_endpoint_port_base": self.replay_port}
+            shown["kv_events"] = {"publisher": "zmq", "topic": "", "dp_size": 1} | ports
+        return shown
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -60,17 +69,19 @@ class Publisher:
             client, empty, start = await socket.recv_multipart()
             first = int.from_bytes(start, "big")
             self.asked.append(first)
+            head = [client, empty, b""] if self.form == "sglang" else [client, empty]
             for number, payload in self.kept:
                 if number >= first:
-                    await socket.send_multipart([client, empty, number.to_bytes(8, "big"), payload])
-            await socket.send_multipart([client, empty, END, b""])
+                    await socket.send_multipart([*head, number.to_bytes(8, "big"), payload])
+            await socket.send_multipart([*head, END, b""])
 
     async def publish(self, *events: list[Any], lost: bool = False) -> None:
         names = ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"]
         batch: Any = [time.time(), list(events), 0]
-        if self.named:
-            shown = [{"type": kind} | dict(zip(names, rest, strict=False)) for kind, *rest in events]
-            batch = {"ts": time.time(), "events": shown, "data_parallel_rank": 0}
+        if self.form != "old":
+            batch[1] = [{"type": kind} | dict(zip(names, rest, strict=False)) for kind, *rest in events]
+        if self.form == "vllm":
+            batch = dict(zip(["ts", "events", "data_parallel_rank"], batch, strict=True))
         payload = msgspec.msgpack.encode(batch)
         number = next(self.numbers)
         if not lost:
@@ -106,9 +117,7 @@ class PublishingReplica(Replica):
 
     async def _serve_info(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
         if seen.line.split(" ")[1] == "/get_server_info":
-            # SGLang shows the flag as text.
-            config = json.dumps(self.publisher.config()) if self.publisher else None
-            writer.write(response(json.dumps({"kv_events_config": config, "dp_size": 1}).encode()))
+            writer.write(response(json.dumps(self.publisher.info() if self.publisher else {}).encode()))
         else:
             await answer(seen, writer)
 

@@ -32,10 +32,10 @@ async def blocks(url: str) -> float:
     return await metric(url, "cache_blocks")
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("form", ["old", "vllm", "sglang"])
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
-async def test_a_prompt_goes_where_its_blocks_are_and_not_where_they_were(named: bool, path: str) -> None:
-    publishers = [Publisher(named=named) for _ in range(3)]
+async def test_a_prompt_goes_where_its_blocks_are_and_not_where_they_were(form: str, path: str) -> None:
+    publishers = [Publisher(form=form) for _ in range(3)]
     async with (
         publishing(*publishers) as replicas,
         router(*replicas, policy="cache_aware", kv_events="auto") as url,
@@ -74,8 +74,9 @@ async def test_the_router_learns_what_was_published_before_it_started() -> None:
             assert state["cache_events"]["age"] >= 0
 
 
-async def test_lost_batches_are_fetched_again() -> None:
-    publisher = Publisher()
+@pytest.mark.parametrize("form", ["old", "sglang"])
+async def test_lost_batches_are_fetched_again(form: str) -> None:
+    publisher = Publisher(form=form)
     async with (
         publishing(publisher) as replicas,
         router(*replicas, policy="cache_aware", kv_events="auto") as url,

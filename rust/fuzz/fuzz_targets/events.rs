@@ -20,11 +20,11 @@ fuzz_target!(|data: &[u8]| {
             if let CacheEvent::Stored(stored) = event {
                 let items = stored.blocks.len() + stored.tokens.len() + stored.extras.len();
                 assert!(items <= batch.len());
-                matches.find(&index, &stored.tokens);
+                matches.find(&index, &stored.tokens, &stored.adapter);
             }
             index.apply(number as u32 % 2, 0, event);
             if let CacheEvent::Stored(stored) = event {
-                matches.find(&index, &stored.tokens);
+                matches.find(&index, &stored.tokens, b"");
             }
         }
     }

@@ -33,17 +33,17 @@ pub fn next(parent: u64, tokens: &[u32], extra: &[u8]) -> u64 {
 }
 
 /// Appends the names of the whole blocks of a prompt without extras.
-pub fn of_prompt(tokens: &[u32], block_size: u32, chain: &mut Vec<u64>) {
-    let mut parent = root(block_size, b"");
+pub fn of_prompt(tokens: &[u32], block_size: u32, adapter: &[u8], chain: &mut Vec<u64>) {
+    let mut parent = root(block_size, adapter);
     chain.extend(tokens.chunks_exact(block_size as usize).map(|block| {
         parent = next(parent, block, b"");
         parent
     }));
 }
 
-/// A worker's own hash of a block, if that is bytes and not a number.
-pub fn of_bytes(hash: &[u8]) -> u64 {
-    rapidhash_v3(hash)
+/// A worker's own hash of a block as a number, if it is bytes; or an adapter's name as one.
+pub fn of_bytes(name: &[u8]) -> u64 {
+    rapidhash_v3(name)
 }
 
 fn fold(one: u64, two: u64) -> u64 {

@@ -1,6 +1,6 @@
 //! The blocks of all workers by their content. Requests read it while events change it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
@@ -17,6 +17,9 @@ const MAX_OF_ALL: usize = 8 << 20;
 /// Different sizes of blocks, in tokens, that a fleet may have; a request is hashed for each of them.
 const SIZES: usize = 4;
 const MAX_SIZE: u32 = 4096;
+
+/// Different adapters that are told from models; blocks of further ones are not found.
+const ADAPTERS: usize = 4096;
 
 /// A block's holders at one worker: two tiers for each of so many data parallel ranks. Ranks beyond share the last one.
 const RANKS: u32 = 32;
@@ -62,6 +65,8 @@ pub struct BlockIndex {
     coverage: RwLock<Vec<Coverage>>,
     /// The sizes of blocks in use, then zeros.
     sizes: [AtomicU32; SIZES],
+    /// Hashes of the adapters that blocks depend on.
+    adapters: RwLock<HashSet<u64>>,
     held: AtomicUsize,
     /// Workers of whose caches all is known.
     covered: AtomicUsize,
@@ -95,6 +100,7 @@ impl BlockIndex {
             workers: Mutex::default(),
             coverage: RwLock::default(),
             sizes: Default::default(),
+            adapters: RwLock::default(),
             held: AtomicUsize::new(0),
             covered: AtomicUsize::new(0),
             counts: EventCounts::default(),
@@ -166,6 +172,22 @@ impl BlockIndex {
     /// Counts batches that got lost on the way.
     pub fn missed(&self, batches: u64) {
         self.counts.missed.fetch_add(batches, Relaxed);
+    }
+
+    /// The adapter that a model's name stands for, alone or after a colon: one that blocks depend on. Empty if it is none.
+    pub fn adapter_in<'a>(&self, model: &'a [u8]) -> &'a [u8] {
+        let after = model.iter().rposition(|&byte| byte == b':');
+        let after = after.map_or(&b""[..], |colon| &model[colon + 1..]);
+        let known = [model, after]
+            .into_iter()
+            .find(|name| self.has_adapter(name));
+        known.unwrap_or_default()
+    }
+
+    fn has_adapter(&self, name: &[u8]) -> bool {
+        let adapters = self.adapters.read();
+        let adapters = adapters.unwrap_or_else(PoisonError::into_inner);
+        !adapters.is_empty() && adapters.contains(&chain::of_bytes(name))
     }
 
     /// Gives memory back that blocks took that are gone.
@@ -253,6 +275,7 @@ impl BlockIndex {
             return;
         }
         self.cover_at_least(slot);
+        self.learn_adapter(&stored.adapter);
         for (place, (&block, tokens)) in blocks.iter().zip(tokens.chunks_exact(size)).enumerate() {
             let extra = stored.extras.get(place).map_or(&b""[..], Vec::as_slice);
             name = chain::next(name, tokens, extra);
@@ -339,6 +362,16 @@ impl BlockIndex {
             let free = known.compare_exchange(0, size, Relaxed, Relaxed);
             free.is_ok() || free == Err(size)
         })
+    }
+
+    fn learn_adapter(&self, adapter: &[u8]) {
+        if !adapter.is_empty() && !self.has_adapter(adapter) {
+            let adapters = self.adapters.write();
+            let mut adapters = adapters.unwrap_or_else(PoisonError::into_inner);
+            if adapters.len() < ADAPTERS {
+                adapters.insert(chain::of_bytes(adapter));
+            }
+        }
     }
 
     /// Makes room for the worker in the tables that requests read.

@@ -32,24 +32,24 @@ impl Matches {
         (coverage.unwrap_or_default(), tokens.unwrap_or(0))
     }
 
-    /// Finds how much of a prompt each worker has.
-    pub fn find(&mut self, index: &BlockIndex, tokens: &[u32]) {
+    /// Finds how much of a prompt each worker has. `adapter`: the one that the prompt is for, if any.
+    pub fn find(&mut self, index: &BlockIndex, tokens: &[u32], adapter: &[u8]) {
         self.coverage.clone_from(&index.coverage());
         self.tokens.clear();
         self.tokens.resize(self.coverage.len(), 0);
-        index
-            .sizes()
-            .for_each(|size| self.follow(index, tokens, size));
+        for size in index.sizes() {
+            self.chain.clear();
+            chain::of_prompt(tokens, size, adapter, &mut self.chain);
+            self.follow(index, size);
+        }
     }
 
-    /// Finds how far each worker has the blocks of this size.
+    /// Finds how far each worker has the chain's blocks, which are of this size.
     ///
     /// A worker that has a block has those before it: caches use the beginning of a prompt whenever they use the rest,
     /// so it is evicted last. So where as many workers have two blocks they are the same workers, and nothing between
     /// the two needs to be looked at.
-    fn follow(&mut self, index: &BlockIndex, tokens: &[u32], size: u32) {
-        self.chain.clear();
-        chain::of_prompt(tokens, size, &mut self.chain);
+    fn follow(&mut self, index: &BlockIndex, size: u32) {
         let Some(&first) = self.chain.first() else {
             return;
         };

@@ -28,7 +28,7 @@ fn removed(blocks: &[u64]) -> CacheEvent {
 
 fn found(index: &BlockIndex, tokens: &[u32]) -> Matches {
     let mut matches = Matches::default();
-    matches.find(index, tokens);
+    matches.find(index, tokens, b"");
     matches
 }
 
@@ -163,6 +163,19 @@ fn what_blocks_depend_on_beside_their_tokens_keeps_them_apart() {
     index.apply(2, 0, &with(b"", b""));
     let matches = found(&index, &tokens);
     assert_eq!([0, 1, 2].map(|slot| matches.of(slot).1), [0, 0, SIZE]);
+    // Models are named by their adapters, alone or behind the base model.
+    for (model, adapter) in [
+        ("lora", "lora"),
+        ("base:lora", "lora"),
+        ("base", ""),
+        ("base:7b", ""),
+        ("", ""),
+    ] {
+        assert_eq!(index.adapter_in(model.as_bytes()), adapter.as_bytes());
+    }
+    let mut matches = Matches::default();
+    matches.find(&index, &tokens, b"lora");
+    assert_eq!([0, 1, 2].map(|slot| matches.of(slot).1), [SIZE, 0, 0]);
 }
 
 #[test]

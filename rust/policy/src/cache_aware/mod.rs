@@ -259,7 +259,8 @@ impl Policy for CacheAware {
             return self.pick_known(candidates, request, None);
         }
         MATCHES.with_borrow_mut(|matches| {
-            matches.find(&self.blocks, tokens);
+            let adapter = self.blocks.adapter_in(request.model);
+            matches.find(&self.blocks, tokens, adapter);
             self.counters.exact.fetch_add(1, Relaxed);
             let bytes_a_token = text.len() as f64 / tokens.len() as f64;
             let exact = Exact {

@@ -115,7 +115,7 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
     found.bypasses_cache |= is_set(parts.salt) || is_set(parts.previous);
     let ids = parts.token_ids();
     found.has_media = parts.append(key);
-    if !found.has_media && !found.bypasses_cache && !found.model.contains(&b':') {
+    if !found.has_media && !found.bypasses_cache {
         found.token_ids = ids;
     }
     found

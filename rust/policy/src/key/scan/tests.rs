@@ -305,7 +305,6 @@ fn a_prompt_of_token_ids_is_read_if_nothing_else_counts() {
         r#"{"prompt": [1, 2], "cache_salt": "x"}"#,
         r#"{"input_ids": [1, 2], "lora_path": "x"}"#,
         r#"{"input_ids": [1, 2], "image_data": "x"}"#,
-        r#"{"model": "m:adapter", "prompt": [1, 2]}"#,
         r#"{"messages": [{"role": "user", "content": "1"}]}"#,
         "",
     ] {

@@ -50,6 +50,9 @@ pub struct EventSource {
 impl EventSource {
     /// What `/get_server_info` says; None if the worker publishes nothing.
     pub fn of_server_info(info: &Value) -> Result<Option<EventSource>, String> {
+        if info["kv_events"].is_object() {
+            return EventSource::of_description(&info["kv_events"]).map(Some);
+        }
         let parsed;
         let config = match &info["kv_events_config"] {
             // SGLang shows the flag as it was given.
@@ -60,6 +63,27 @@ impl EventSource {
             other => other,
         };
         EventSource::of_config(config, info["dp_size"].as_u64())
+    }
+
+    /// What SGLang makes of the flag, from 0.5.20 or so on.
+    fn of_description(described: &Value) -> Result<EventSource, String> {
+        let port = |name: &str| {
+            described[name]
+                .as_u64()
+                .and_then(|port| u16::try_from(port).ok())
+        };
+        let first = port("endpoint_port_base");
+        let source = EventSource {
+            port: first.ok_or("describes its kv_events without endpoint_port_base")?,
+            replay_port: port("replay_endpoint_port_base"),
+            topic: described["topic"].as_str().unwrap_or("").to_owned(),
+            ranks: ranks(described["dp_size"].as_u64()),
+        };
+        let last = source.port.max(source.replay_port.unwrap_or(0));
+        match last.checked_add(source.ranks) {
+            Some(_) if source.port > 0 => Ok(source),
+            _ => Err(format!("describes kv_events at port {}", source.port)),
+        }
     }
 
     fn of_config(config: &Value, ranks: Option<u64>) -> Result<Option<EventSource>, String> {
@@ -74,7 +98,7 @@ impl EventSource {
         }
         let endpoint = config["endpoint"].as_str().unwrap_or("tcp://*:5557");
         let replay = config["replay_endpoint"].as_str();
-        let ranks = ranks.unwrap_or(1).clamp(1, MAX_RANKS.into()) as u16;
+        let ranks = self::ranks(ranks);
         let port = |endpoint: &str| {
             let port = endpoint
                 .strip_prefix("tcp://")
@@ -90,6 +114,10 @@ impl EventSource {
             ranks,
         }))
     }
+}
+
+fn ranks(given: Option<u64>) -> u16 {
+    given.unwrap_or(1).clamp(1, MAX_RANKS.into()) as u16
 }
 
 #[cfg(test)]
@@ -116,6 +144,10 @@ mod tests {
         let ours = json!({"kv_events_config": {"publisher": "zmq", "endpoint": "tcp://*:6000",
                           "replay_endpoint": "tcp://*:6001"}});
         assert_eq!(read(ours), Some(source(6000, Some(6001), "", 1)));
+        let described = json!({"kv_events_config": "{}", "dp_size": 9, "kv_events": {"publisher": "zmq",
+            "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "t", "block_size": 16, "dp_size": 2,
+            "replay_endpoint_port_base": 5600}});
+        assert_eq!(read(described), Some(source(5557, Some(5600), "t", 2)));
         for nothing in [
             json!({}),
             json!([1]),
@@ -124,6 +156,13 @@ mod tests {
             json!({"kv_events_config": {"enable_kv_cache_events": false, "publisher": "zmq"}}),
         ] {
             assert_eq!(read(nothing), None);
+        }
+        for wrong in [
+            json!({}),
+            json!({"endpoint_port_base": 0}),
+            json!({"endpoint_port_base": 65535, "dp_size": 2}),
+        ] {
+            assert!(EventSource::of_server_info(&json!({"kv_events": wrong})).is_err());
         }
         for wrong in ["ipc:///tmp/x", "tcp://*", "tcp://*:0", "tcp://*:70000"] {
             let info = json!({"kv_events_config": {"publisher": "zmq", "endpoint": wrong}});

@@ -102,14 +102,18 @@ impl EventWatch {
     async fn ask(&self, worker: &Arc<Worker>) -> Result<Option<EventSource>, String> {
         let mut headers = HeaderMap::new();
         headers.extend(self.key.clone().map(|key| (AUTHORIZATION, key)));
-        let question = Question::get("/get_server_info").asked_by(&headers);
-        let answers = ask(&self.pool, vec![worker.clone()], &question).await;
-        let answer = answers.first().ok_or("it was not asked")?;
-        match answer.json() {
-            Some(info) => EventSource::of_server_info(&info),
-            None if answer.status().is_some() => Ok(None),
-            None => Err(format!("/get_server_info: {}", answer.failure())),
+        // The second name is SGLang's from now on.
+        for path in ["/get_server_info", "/server_info"] {
+            let question = Question::get(path).asked_by(&headers);
+            for answer in ask(&self.pool, vec![worker.clone()], &question).await {
+                match answer.json() {
+                    Some(info) => return EventSource::of_server_info(&info),
+                    None if answer.status().is_some() => {}
+                    None => return Err(format!("{path}: {}", answer.failure())),
+                }
+            }
         }
+        Ok(None)
     }
 
     /// Follows all ranks until one of them ends, and forgets what they had. Returns why it ended.
