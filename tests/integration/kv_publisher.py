@@ -23,8 +23,8 @@ class Publisher:
     """Publishes batches as both engines do: a PUB socket, and a ROUTER socket that sends the last ones again.
 
     Args:
-        form: What is sent, as by "old" engines (arrays), "vllm" (maps), or "sglang" (maps in an array, and replays that
-            repeat the topic).
+        form: What is sent, as by "old" engines (arrays), "vllm" (maps), or "sglang" (maps in an array, and
+            replays that repeat the topic).
         kept: Batches that can be had again.
         replays: There is a socket for that.
     """
