@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from typing import Any
 
 import pytest
 from kv_publisher import BLOCK, Publisher, PublishingReplica, publishing
-from router_harness import comes_to, listed, metric, post, router
+from router_harness import comes_to, launched, listed, metric, post, router
+from waiting import PATIENCE
 
 PROMPT = list(range(1000, 1000 + 64 * BLOCK))
 
@@ -183,3 +186,21 @@ async def test_the_option_says_what_is_wrong() -> None:
     with pytest.raises(ValueError, match=r"kv_events.*round_robin"):
         async with router(kv_events="auto"):
             pass
+
+
+async def test_a_process_shows_what_it_knows_and_ends_in_order() -> None:
+    publisher = Publisher(form="sglang")
+    async with publishing(publisher, None) as replicas:
+        urls = [replica.url for replica in replicas]
+        async with launched("--worker-urls", *urls, "--kv-events", "auto") as (process, url):
+            await comes_to(["whole", None], coverage, url)
+            await publisher.publish(publisher.stored(PROMPT))
+            await comes_to(64.0, blocks, url)
+            assert await goes_to(url, replicas, PROMPT) == 0
+            command = [sys.executable, "-m", "sglang_omni.cli", "route", "top", "--url", url]
+            top = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+            shown, _ = await asyncio.wait_for(top.communicate(), PATIENCE)
+            rows = [line.split() for line in shown.decode().splitlines()]
+            assert [row[-1] for row in rows if row and row[0] in ("WORKER", *urls)] == ["BLOCKS", "64", "-"]
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
