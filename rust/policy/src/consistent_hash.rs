@@ -33,6 +33,10 @@ impl Policy for ConsistentHash {
     fn reads_request(&self) -> bool {
         true
     }
+
+    fn places_sessions(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -105,6 +105,11 @@ pub trait Policy: Send + Sync {
         false
     }
 
+    /// Whether the requests of a session meet at one worker by what `pick` does; if not, callers remember where it is.
+    fn places_sessions(&self) -> bool {
+        false
+    }
+
     /// Whether `answered` is to be called; if not, answers are not searched for usage.
     fn reads_usage(&self) -> bool {
         false

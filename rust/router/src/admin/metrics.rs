@@ -28,7 +28,7 @@ pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
     let mut out = String::with_capacity(16 << 10);
     requests(&mut out, &proxy.metrics);
     let m = &proxy.metrics;
-    let plain: [Row<u64>; 13] = metrics! {
+    let plain: [Row<u64>; 15] = metrics! {
         gauge requests_in_flight = m.in_flight(), "Requests on their way to a worker, or at one.";
         gauge requests_waiting = proxy.in_flight.waiting() as u64,
             "Requests that wait because --max-concurrent-requests are in flight.";
@@ -45,6 +45,10 @@ pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
         counter unserved_total = m.unserved.load(Relaxed), "Requests that no worker could take.";
         counter retries_refused_total = m.retries_refused.load(Relaxed),
             "Retries that the retry budget did not allow.";
+        counter sessions_begun_total = proxy.sessions.begun.load(Relaxed),
+            "Sessions that were new, or forgotten.";
+        counter sessions_moved_total = proxy.sessions.moved.load(Relaxed),
+            "Sessions that went to another worker, since theirs could not take them.";
         counter log_lines_dropped_total = proxy.log_losses.dropped_lines() as u64,
             "Log lines lost because they were not read fast enough.";
         gauge workers = proxy.fleet.read().len() as u64, "Workers in the list.";

@@ -26,6 +26,7 @@ use crate::base::tracing_context::Tracer;
 use crate::fleet::cache_events::source::KvEvents;
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::Models;
+use crate::fleet::sessions::Sessions;
 use crate::fleet::worker::Fleet;
 use crate::front::connection::{self, Front};
 use crate::front::listen;
@@ -133,6 +134,7 @@ impl Router {
             models: Arc::new(Models::new(fleet.clone(), probes.key.clone())),
             fleet,
             policy,
+            sessions: Sessions::default(),
             trust: Arc::new(checked.trust),
             in_flight: InFlight::new(
                 config.max_concurrent_requests,

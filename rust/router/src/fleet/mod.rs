@@ -5,7 +5,7 @@
 //!   name), failures ([`breaker`]) and a silence that means that it is [`hung`] set them.
 //! - [`pending_heads`] are requests that wait for their answer to begin; the [`wait_history`] says how long similar
 //!   ones have waited.
-//! - [`servers`] finds the worker that keeps a response.
+//! - [`servers`] finds the worker that keeps a response, [`sessions`] the one that has a session.
 //! - [`loop_detection`] finds workers that are routers and send requests back.
 //! - [`cache_events`] follows what workers publish of their caches; [`event_state`] is what came of it.
 //! - [`fan_out`] asks all workers at once.
@@ -24,6 +24,7 @@ pub mod models;
 pub mod pending_heads;
 pub mod resolver;
 pub mod servers;
+pub mod sessions;
 pub mod slots;
 pub mod wait_history;
 pub mod worker;

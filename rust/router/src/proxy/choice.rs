@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use hyper::header::HeaderName;
 use hyper::http::request::Parts;
 use sglang_omni_policy::key::scan::{Scan, read_token_ids, scan};
 use sglang_omni_policy::{Claim, Policy, RequestKey};
 
+use crate::base::clock;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::models::{self, Serving};
 use crate::fleet::servers;
+use crate::fleet::sessions::{SESSION, Session};
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::{Lane, Scratch};
 use crate::proxy::reply::{self, Reason, Reply};
-
-const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 
 /// What a request needs of its worker.
 #[derive(Default)]
@@ -67,7 +66,7 @@ pub fn choose<'a>(
         }
         let session = parts
             .headers
-            .get(SESSION_HEADER)
+            .get(SESSION)
             .map_or(found.user, |value| value.as_bytes());
         request = RequestKey {
             text: key,
@@ -93,8 +92,24 @@ pub fn choose<'a>(
     if candidates.is_empty() {
         return None;
     }
-    let (index, claim) = proxy.policy.choose(candidates, &request);
-    Some((fleet[eligible.position(index)].clone(), claim))
+    let session = match proxy.policy.places_sessions() {
+        true => None,
+        false => Session::of(&parts.headers),
+    };
+    let Some(session) = session else {
+        let (index, claim) = proxy.policy.choose(candidates, &request);
+        return Some((fleet[eligible.position(index)].clone(), claim));
+    };
+    let now = clock::now();
+    let known = proxy.sessions.worker(session, now);
+    let among = known.and_then(|id| eligible.only(&fleet, id));
+    let among = among.unwrap_or(0..eligible.candidates().len());
+    let (index, claim) = proxy
+        .policy
+        .choose(&eligible.candidates()[among.clone()], &request);
+    let worker = fleet[eligible.position(among.start + index)].clone();
+    proxy.sessions.place(session, worker.id, now);
+    Some((worker, claim))
 }
 
 /// The last worker that was tried and why it failed; empty if none was tried.

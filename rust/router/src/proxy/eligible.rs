@@ -1,6 +1,7 @@
 //! The workers that may take a request. In the plain case they are those of the last request, and only their loads are
 //! read: with a thousand workers, looking at each costs more than all else that the router does for a request.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -41,6 +42,18 @@ impl Eligible {
             candidate.load = load.load(Relaxed) as usize;
         }
         &self.candidates
+    }
+
+    /// The candidates that were found last.
+    pub fn candidates(&self) -> &[Candidate] {
+        &self.candidates
+    }
+
+    /// The range of candidates that holds only the worker of this id; None if that was not found.
+    pub fn only(&self, fleet: &[Arc<Worker>], id: u32) -> Option<Range<usize>> {
+        let ids = |&position: &usize| fleet[position].id;
+        let at = self.positions.binary_search_by_key(&id, ids).ok()?;
+        Some(at..at + 1)
     }
 
     /// The position in the fleet of a candidate that was found.

@@ -17,6 +17,7 @@ use crate::fleet::health_flags::Demotion;
 use crate::fleet::hung::Patience;
 use crate::fleet::models::Models;
 use crate::fleet::pending_heads::PendingHeads;
+use crate::fleet::sessions::Sessions;
 use crate::fleet::worker::Fleet;
 use crate::proxy::eligible::Eligible;
 use crate::proxy::in_flight::InFlight;
@@ -54,6 +55,7 @@ pub struct Proxy {
     pub fleet: Arc<Fleet>,
     pub models: Arc<Models>,
     pub policy: Arc<dyn Policy>,
+    pub sessions: Sessions,
     /// TLS to https workers.
     pub trust: Arc<Trust>,
     pub in_flight: InFlight,
