@@ -16,12 +16,14 @@ from router_harness import (
     Answer,
     Replica,
     Seen,
+    asking,
     assert_error,
     becomes,
     change,
     comes_to,
     connect,
     launched,
+    listed,
     metric,
     post,
     read_head,
@@ -41,6 +43,7 @@ QUICK: dict[str, Any] = {"hung_timeout": 1.0}
 PROBED: dict[str, Any] = QUICK | {"probe_timeout": 0.3}
 FOR_GOOD: dict[str, Any] = {"cb_timeout": 60.0}
 STREAMED = b'{"stream": true, "prompt": "p"}'
+STREAM = b"Content-Length: %d\r\n\r\n%s" % (len(STREAMED), STREAMED)
 
 
 class Hangs:
@@ -169,15 +172,55 @@ async def test_a_hung_worker_that_answers_again_is_back_within_seconds() -> None
 async def test_a_request_that_takes_long_everywhere_is_waited_for() -> None:
     async def slow(_seen: Seen, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(1.5 * QUICK["hung_timeout"])
-        writer.write(response())
+        writer.write(response(headers="content-type: text/event-stream\r\n"))
 
     async with replicas(slow, slow) as both, router(*both, **QUICK) as url:
         # The first answers tell how long such requests take, and that there is somebody to answer them.
         for _ in range(2):
-            answers = await asyncio.gather(*(post(url) for _ in range(6)))
+            answers = await asyncio.gather(*(post(url, STREAMED) for _ in range(6)))
             assert {answer.status for answer in answers} == {200}
         assert {worker["state"] for worker in (await workers(url)).values()} == {"up"}
         assert sum(len(replica.seen) for replica in both) == 12
+
+
+class Stops:
+    """A handler that streams a piece each 50 ms, and answers others at once, until it ``stops``."""
+
+    def __init__(self) -> None:
+        self.stops = False
+
+    async def __call__(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if b"stream" in seen.body:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+            while not self.stops:
+                writer.write(b"data: {}\n\n")
+                await asyncio.sleep(0.05)
+        if self.stops:
+            await asyncio.sleep(PATIENCE)
+        writer.write(response())
+
+
+async def test_streams_that_fall_silent_tell_sooner_than_whole_answers_that_are_late() -> None:
+    streams, answers_whole = Stops(), Stops()
+    async with (
+        replicas(streams, answers_whole, None) as [silent, late, well],
+        router(silent, late, well, hung_timeout=2.0, **FOR_GOOD) as url,
+    ):
+        # The first of them gets the first request.
+        reader, writer = await asking(url, b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n" + STREAM)
+        await reader.readuntil(b"data: {}")
+        async with traffic(url) as statuses:
+            await until(lambda: len(statuses) >= 20, "requests are served")
+            streams.stops = answers_whole.stops = True
+            await becomes(url, silent, "hung")
+            assert {worker["url"]: worker["state"] for worker in await listed(url)} == {
+                silent.url: "hung",
+                late.url: "up",
+                well.url: "up",
+            }
+            await becomes(url, late, "hung")
+            assert set(statuses) == {200}
+        writer.close()
 
 
 async def test_what_waits_for_a_worker_that_hangs_goes_elsewhere_while_the_router_drains() -> None:

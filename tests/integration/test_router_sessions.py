@@ -92,7 +92,7 @@ async def test_a_session_waits_at_its_worker_though_others_are_idle() -> None:
 
 async def test_a_websocket_goes_where_its_session_is() -> None:
     async with websocket_echo() as one, websocket_echo() as two, router(one, two) as url:
-        names = {}
+        names: dict[str, set[str]] = {}
         async with aiohttp.ClientSession() as http, contextlib.AsyncExitStack() as sockets:
             for turn in range(6):
                 name = f"call {turn % 2}"

@@ -227,7 +227,7 @@ class RouterConfig:
         False, FAILURES, "do not put workers behind others for their failures"
     )
     hung_timeout: float = option(
-        10.0,
+        3.0,
         FAILURES,
         "silence after which a worker may be hung, and requests without a first byte go to another worker",
         metavar="SECONDS",

@@ -207,7 +207,7 @@ impl Default for Config {
             cb_failure_threshold: 5,
             cb_timeout: Duration::from_secs(2),
             disable_circuit_breaker: false,
-            hung_timeout: Duration::from_secs(10),
+            hung_timeout: Duration::from_secs(3),
             request_timeout: Duration::from_secs(1800),
             api_key: Vec::new(),
             api_key_file: None,

@@ -52,7 +52,10 @@ pub async fn watch(fleet: Arc<Fleet>, breaker: Breaker) {
         let fleet = fleet.read();
         breaker.sweep(&fleet, clock::advance());
         if count.is_multiple_of(FADE_EVERY) {
-            fleet.iter().for_each(|worker| worker.wait_history.fade());
+            for worker in fleet.iter() {
+                worker.wait_history.fade();
+                worker.work.fade();
+            }
         }
     }
 }

@@ -73,9 +73,11 @@ pub struct HealthFlags {
     bits: Bits,
     /// Failures since the last good answer.
     streak: AtomicU32,
-    /// The tick of the last byte that came from the worker.
+    /// The tick of the last byte that came from the worker; 0 if none has come since it started.
     heard: AtomicU32,
     busy_until: AtomicU32,
+    /// The tick at which the worker was last found hung; 0 for never.
+    hung: AtomicU32,
     /// When a failing or hung worker gets its next trial.
     trial_at: AtomicU32,
 }
@@ -152,11 +154,13 @@ impl HealthFlags {
     }
 
     /// Notes that a worker that was down is up; returns whether it was down. What its dead process did does not count
-    /// any more: nobody may ask the new one for a while, and only an answer would end those demotions.
+    /// any more: nobody may ask the new one for a while, and only an answer would end those demotions. The new one has
+    /// answered nothing yet.
     pub fn came_back(&self) -> bool {
         let was_down = self.restore(Demotion::Down);
         if was_down {
             self.streak.store(0, Relaxed);
+            self.heard.store(0, Relaxed);
             self.bits.clear(FAILING | HUNG | TRIAL);
         }
         was_down
@@ -204,6 +208,17 @@ impl HealthFlags {
         if self.bits.get() & TRIAL != 0 {
             self.hold_trial(next_trial());
         }
+    }
+
+    /// Demotes a worker that hangs, whose trial is due at `trial`. Returns whether that is new.
+    pub fn find_hung(&self, now: Tick, trial: Tick) -> bool {
+        self.hung.store(now, Relaxed);
+        self.hold_trial(trial);
+        self.demote(Demotion::Hung)
+    }
+
+    pub fn last_hung(&self) -> Tick {
+        self.hung.load(Relaxed)
     }
 
     /// Notes that a byte came from the worker.

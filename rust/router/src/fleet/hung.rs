@@ -10,8 +10,12 @@ use crate::fleet::health_flags::Demotion;
 use crate::fleet::wait_history::{RequestKind, asks_for_stream};
 use crate::fleet::worker::Worker;
 
-/// A worker hangs if it takes this many times as long as the others.
+/// A worker hangs if it is silent for this many times as long as it and others were lately, at such work.
+const TIMES_AS_SILENT: Tick = 3;
+/// If it is not known how long they were: if a request waits for this many times as long as others did.
 const TIMES_AS_LONG: Tick = 4;
+/// The shortest silence counts so many times then.
+const TIMES_IF_UNSURE: Tick = 3;
 /// Other workers' answers count for this many ticks.
 const LATELY: Tick = 240;
 
@@ -41,10 +45,9 @@ impl Patience {
         let Some(body) = &wait.body else {
             return false;
         };
-        let Ok(position) = fleet.binary_search_by_key(&wait.worker, |worker| worker.id) else {
+        let Some(worker) = worker_of(wait, fleet) else {
             return false;
         };
-        let worker = &fleet[position];
         let flags = &worker.flags;
         let silent = now.saturating_sub(wait.since.max(flags.last_heard()));
         if silent < self.hung {
@@ -57,7 +60,7 @@ impl Patience {
             .kind
             .get_or_insert_with(|| RequestKind::new(wait.route, asks_for_stream(body), body.len()));
         let others = longest_elsewhere(fleet, worker, kind, wait.since);
-        if silent < others.unwrap_or(0).saturating_mul(TIMES_AS_LONG) {
+        if silent < self.limit(fleet, worker, kind, others.unwrap_or(0), now) {
             return false;
         }
         if flags.is(Demotion::Hung) {
@@ -65,18 +68,60 @@ impl Patience {
         }
         // If no other worker answers such requests, there is nothing to compare with.
         let is_hung = others.is_some();
-        if is_hung {
-            flags.hold_trial(now.saturating_add(self.recovery));
-            if flags.demote(Demotion::Hung) {
-                tracing::warn!(
-                    worker = worker.url,
-                    silent_s = %clock::seconds(silent),
-                    "worker hangs while others answer"
-                );
-            }
+        if is_hung && flags.find_hung(now, now.saturating_add(self.recovery)) {
+            tracing::warn!(
+                worker = worker.url,
+                silent_s = %clock::seconds(silent),
+                "worker hangs while others answer"
+            );
         }
         is_hung
     }
+
+    /// The silence for which a worker is found hung, in ticks, where a request of this kind waits for it. Such requests
+    /// have lately waited for up to `longest`.
+    fn limit(
+        &self,
+        fleet: &[Arc<Worker>],
+        worker: &Worker,
+        kind: RequestKind,
+        longest: Tick,
+        now: Tick,
+    ) -> Tick {
+        // A worker that gives whole answers says nothing for as long as they take; streams tell sooner.
+        let would_speak = kind.is_streamed() || worker.work.has_streams(now);
+        // The first answers of a process take longest.
+        let has_answered = worker.flags.last_heard() > 0;
+        match learned_silence(fleet, worker, now) {
+            Some(silence) if would_speak && has_answered => {
+                self.hung.max(silence.saturating_mul(TIMES_AS_SILENT))
+            }
+            _ => {
+                let unsure = self.hung.saturating_mul(TIMES_IF_UNSURE);
+                unsure.max(longest.saturating_mul(TIMES_AS_LONG))
+            }
+        }
+    }
+}
+
+/// The worker at which a request waits, if it is still in the fleet.
+pub fn worker_of<'a>(wait: &PendingHead, fleet: &'a [Arc<Worker>]) -> Option<&'a Worker> {
+    let position = fleet.binary_search_by_key(&wait.worker, |worker| worker.id);
+    position.ok().map(|position| &*fleet[position])
+}
+
+/// How long workers like this one were silent lately while such prompts waited as wait now: a server may say nothing to
+/// anyone while it reads one. None if no such prompt was answered with a stream yet, or the size of one is not known.
+fn learned_silence(fleet: &[Arc<Worker>], worker: &Worker, now: Tick) -> Option<Tick> {
+    let mut longest = 0;
+    for prompt in worker.work.largest_prompts(now)? {
+        let silences = fleet.iter().filter_map(|other| {
+            let (last, _) = other.wait_history.of(prompt);
+            (last > 0 && other.is_like(worker)).then(|| other.work.longest_silence(prompt))
+        });
+        longest = longest.max(silences.max()?);
+    }
+    Some(longest)
 }
 
 /// The longest recent wait of such a request for its answer to begin, or None if no other worker is known to answer
@@ -147,10 +192,94 @@ mod tests {
     fn a_worker_that_is_silent_while_others_answer_is_hung() {
         let fleet = fleet(2);
         let mut wait = waits(&fleet[0], STREAMED);
+        answers(&fleet[0], 1, 2, STREAMED);
         answers(&fleet[1], 30, 2, STREAMED);
-        assert!(!is_over(&mut wait, &fleet, 39));
-        assert!(is_over(&mut wait, &fleet, 40));
+        assert!(!is_over(&mut wait, &fleet, 40));
+        assert!(is_over(&mut wait, &fleet, 41));
         assert_eq!(fleet[0].health(), Health::Hung);
+    }
+
+    #[test]
+    fn one_that_has_answered_nothing_yet_may_take_three_times_as_long() {
+        let fleet = fleet(2);
+        let mut wait = waits(&fleet[0], STREAMED);
+        answers(&fleet[1], 30, 2, STREAMED);
+        assert!(!is_over(&mut wait, &fleet, 119));
+        assert!(is_over(&mut wait, &fleet, 120));
+        // So may the process that comes after one that was down.
+        answers(&fleet[0], 120, 2, STREAMED);
+        fleet[0].flags.demote(Demotion::Down);
+        fleet[0].flags.came_back();
+        answers(&fleet[1], 150, 2, STREAMED);
+        let mut wait = PendingHead {
+            since: 130,
+            ..waits(&fleet[0], STREAMED)
+        };
+        assert!(!is_over(&mut wait, &fleet, 130 + 119));
+        assert!(is_over(&mut wait, &fleet, 130 + 120));
+    }
+
+    #[test]
+    fn a_whole_answer_may_take_three_times_as_long_unless_streams_are_silent_too() {
+        let fleet = fleet(2);
+        let mut wait = waits(&fleet[0], WHOLE);
+        for worker in &*fleet {
+            answers(worker, 1, 2, WHOLE);
+            answers(worker, 1, 2, STREAMED);
+        }
+        answers(&fleet[1], 30, 2, WHOLE);
+        let chat = Route::of("/v1/chat/completions");
+        fleet[0].work.prompt_waits(chat, Some(WHOLE.len()), 100);
+        assert!(!is_over(&mut wait, &fleet, 100));
+        // A client waits for more of a stream, as others did for five ticks at most.
+        fleet[1].work.prompt_waits(chat, Some(WHOLE.len()), 30);
+        fleet[1].work.was_silent(5, 30);
+        fleet[0].work.stream_waits(100);
+        assert!(is_over(&mut wait, &fleet, 100));
+        fleet[0].flags.restore(Demotion::Hung);
+        fleet[1].work.was_silent(34, 30);
+        assert!(!is_over(&mut wait, &fleet, 100));
+        fleet[1].work.fade();
+        assert!(is_over(&mut wait, &fleet, 100));
+        fleet[0].flags.restore(Demotion::Hung);
+        // The stream has gone on since, or its client is slow.
+        assert!(!is_over(&mut wait, &fleet, 102));
+        assert!(is_over(&mut wait, &fleet, 121));
+    }
+
+    #[test]
+    fn a_worker_may_be_silent_while_it_reads_a_long_prompt() {
+        let fleet = fleet(2);
+        let mut wait = waits(&fleet[0], STREAMED);
+        let chat = Route::of("/v1/chat/completions");
+        for worker in &*fleet {
+            answers(worker, 1, 2, STREAMED);
+        }
+        let mut is_over_at = |now, long: Option<usize>| {
+            answers(&fleet[1], now, 2, STREAMED);
+            fleet[0].work.prompt_waits(chat, long, now);
+            let is_over = is_over(&mut wait, &fleet, now);
+            fleet[0].flags.restore(Demotion::Hung);
+            is_over
+        };
+        assert!(
+            !is_over_at(60, Some(40_000)),
+            "nobody has read such a one lately"
+        );
+        let long = RequestKind::new(chat, true, 40_000);
+        fleet[1].wait_history.record(long, 60, 30);
+        fleet[1].work.prompt_waits(chat, Some(40_000), 60);
+        fleet[1].work.was_silent(26, 60);
+        assert!(!is_over_at(78, Some(40_000)));
+        assert!(is_over_at(79, Some(40_000)));
+        let embeddings = Route::of("/v1/embeddings");
+        fleet[0].work.prompt_waits(embeddings, Some(40_000), 83);
+        assert!(
+            !is_over_at(83, Some(10)),
+            "nobody has read such a one there"
+        );
+        assert!(!is_over_at(110, None), "its length is not known");
+        assert!(is_over_at(121, None));
     }
 
     #[test]
@@ -197,8 +326,8 @@ mod tests {
     #[test]
     fn a_worker_that_sends_anything_does_not_hang() {
         let fleet = fleet(2);
-        let mut wait = waits(&fleet[0], WHOLE);
-        answers(&fleet[1], 30, 2, WHOLE);
+        let mut wait = waits(&fleet[0], STREAMED);
+        answers(&fleet[1], 30, 2, STREAMED);
         fleet[0].flags.heard_from(60);
         assert!(!is_over(&mut wait, &fleet, 99));
         assert!(is_over(&mut wait, &fleet, 100));

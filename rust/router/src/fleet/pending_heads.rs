@@ -13,7 +13,7 @@ use hyper::Response;
 use crate::base::clock::{self, LaneClock, Tick};
 use crate::base::headers::has_media_type;
 use crate::base::route::Route;
-use crate::fleet::hung::{Patience, PendingHead};
+use crate::fleet::hung::{Patience, PendingHead, worker_of};
 use crate::fleet::wait_history::RequestKind;
 use crate::fleet::worker::Worker;
 
@@ -78,11 +78,19 @@ impl PendingHeads {
         .await?;
         if let Ok(response) = &answer {
             let now = clock::now();
-            worker.flags.heard_from(now);
+            let is_stream = has_media_type(response.headers(), "text/event-stream");
+            match is_stream {
+                true => worker.sent_of_stream(Some(since), now),
+                false => worker.flags.heard_from(now),
+            }
             if let Some(body) = asked.body {
-                let is_stream = has_media_type(response.headers(), "text/event-stream");
                 let kind = RequestKind::new(asked.route, is_stream, body.len());
-                worker.wait_history.record(kind, now, now - since);
+                // What waited while the worker hung says nothing of how long such requests take.
+                let waited = match worker.flags.last_hung() < since {
+                    true => now - since,
+                    false => 0,
+                };
+                worker.wait_history.record(kind, now, waited);
             }
         }
         Ok(answer)
@@ -122,7 +130,15 @@ impl PendingHeads {
     /// Checks all waiting requests, once a tick.
     pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, look: LaneClock) {
         for entry in self.entries.borrow_mut().iter_mut().flatten() {
-            entry.wait.since = look.excusing(entry.wait.since);
+            let wait = &mut entry.wait;
+            wait.since = look.excusing(wait.since);
+            // What waits for less than a tick hardly explains a silence of many.
+            if wait.since < look.now
+                && let Some(worker) = worker_of(wait, fleet)
+            {
+                let len = wait.body.as_ref().map(Bytes::len);
+                worker.work.prompt_waits(wait.route, len, look.now);
+            }
             let verdict = if look.now >= entry.deadline {
                 Some(GaveUp::Expired)
             } else if patience.is_over(&mut entry.wait, fleet, look.now) {
@@ -227,7 +243,7 @@ mod tests {
         };
         assert!(!gave_up_after(0));
         assert!(!gave_up_after(1000));
-        assert!((1001..1039).all(|ticks| !gave_up_after(ticks)));
-        assert!(gave_up_after(1039));
+        assert!((1001..1119).all(|ticks| !gave_up_after(ticks)));
+        assert!(gave_up_after(1119));
     }
 }

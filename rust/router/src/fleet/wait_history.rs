@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::base::clock::Tick;
 use crate::base::route::Route;
 
-const SIZES: usize = 4;
+pub const SIZES: usize = 4;
 const KINDS: usize = Route::COUNT * 2 * SIZES;
 
 /// Requests of one kind wait about equally long for a first byte: they have the same route, are all streamed or all
@@ -21,6 +21,20 @@ impl RequestKind {
             .checked_ilog2()
             .map_or(0, |log| (log as usize / 3 + 1).min(SIZES - 1));
         RequestKind((route.index() * 2 + usize::from(is_streamed)) * SIZES + size)
+    }
+
+    pub fn is_streamed(self) -> bool {
+        self.0 / SIZES % 2 == 1
+    }
+
+    /// The index of its route and size among all routes and sizes.
+    pub fn prompt(self) -> usize {
+        self.0 / (2 * SIZES) * SIZES + self.0 % SIZES
+    }
+
+    /// The kind that asks for a stream, of that route and size.
+    pub fn of_prompt(prompt: usize) -> RequestKind {
+        RequestKind((prompt / SIZES * 2 + 1) * SIZES + prompt % SIZES)
     }
 
     /// The kinds that take at least as long: this one, and those with larger bodies.

@@ -9,6 +9,7 @@ use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use sglang_omni_policy::{Candidate, url_hash};
 use tokio::sync::Notify;
 
+use crate::base::clock::Tick;
 use crate::base::histogram::Histogram;
 use crate::base::protocol_key;
 use crate::fleet::changes;
@@ -16,6 +17,7 @@ use crate::fleet::event_state::EventState;
 use crate::fleet::health_flags::{Demotion, Health, HealthFlags};
 use crate::fleet::slots::Slot;
 use crate::fleet::wait_history::WaitHistory;
+use crate::fleet::work::Work;
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::worker_url::WorkerUrl;
 
@@ -41,6 +43,7 @@ pub struct Worker {
     pub wait_history: WaitHistory,
     /// What it publishes of its cache.
     pub cache_events: EventState,
+    pub work: Work,
     draining: AtomicBool,
     /// Sorted names of the models it serves; None if they are not known.
     models: ArcSwapOption<Vec<String>>,
@@ -64,6 +67,9 @@ pub enum Authorization {
     Nothing,
 }
 
+/// A worker that was taken for hung, and goes on by itself within so many ticks, was not.
+const LONGEST_BREAK: Tick = 20;
+
 static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
 impl Worker {
@@ -81,6 +87,7 @@ impl Worker {
             flags: HealthFlags::default(),
             wait_history: WaitHistory::default(),
             cache_events: EventState::default(),
+            work: Work::default(),
             draining: AtomicBool::new(false),
             models: ArcSwapOption::empty(),
             routers: ArcSwap::default(),
@@ -134,6 +141,19 @@ impl Worker {
 
     pub fn set_models(&self, models: Option<Vec<String>>) {
         self.models.store(models.map(Arc::new));
+    }
+
+    /// A part of a stream came, for which a client has `waited` since then if nothing was there.
+    pub fn sent_of_stream(&self, waited: Option<Tick>, now: Tick) {
+        if let Some(since) = waited {
+            let silence = now.saturating_sub(since.max(self.flags.last_heard()));
+            // Most are shorter than two ticks. How long it hung is not learned; if not for long, it did not.
+            let hung = self.flags.last_hung() >= since && silence > LONGEST_BREAK;
+            if silence > 1 && !hung {
+                self.work.was_silent(silence, now);
+            }
+        }
+        self.flags.heard_from(now);
     }
 
     /// Whether both may serve the same model, so that one can be measured by the other.

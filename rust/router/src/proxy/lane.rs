@@ -18,7 +18,7 @@ use crate::fleet::hung::Patience;
 use crate::fleet::models::Models;
 use crate::fleet::pending_heads::PendingHeads;
 use crate::fleet::sessions::Sessions;
-use crate::fleet::worker::Fleet;
+use crate::fleet::worker::{Fleet, Worker};
 use crate::proxy::eligible::Eligible;
 use crate::proxy::in_flight::InFlight;
 use crate::proxy::retry_budget::RetryBudget;
@@ -66,6 +66,37 @@ pub struct Proxy {
     pub log_losses: ErrorCounter,
 }
 
+/// How many of a lane's clients wait for more of a stream, or of another body, by the slots of the workers that answer.
+#[derive(Default)]
+pub struct Awaited(RefCell<Vec<u32>>);
+
+impl Awaited {
+    pub fn begin(&self, worker: &Worker) {
+        let (slot, mut counts) = (worker.slot() as usize, self.0.borrow_mut());
+        if counts.len() <= slot {
+            counts.resize(slot + 1, 0);
+        }
+        counts[slot] += 1;
+    }
+
+    pub fn end(&self, worker: &Worker) {
+        self.0.borrow_mut()[worker.slot() as usize] -= 1;
+    }
+
+    /// Notes in the work of each worker whether any waits.
+    fn note(&self, fleet: &[Arc<Worker>], now: Tick) {
+        let counts = self.0.borrow();
+        for worker in fleet {
+            if counts
+                .get(worker.slot() as usize)
+                .is_some_and(|&count| count > 0)
+            {
+                worker.work.stream_waits(now);
+            }
+        }
+    }
+}
+
 /// One thread's part of the router.
 pub struct Lane {
     pub proxy: Arc<Proxy>,
@@ -75,6 +106,7 @@ pub struct Lane {
     pub scratch: RefCell<Scratch>,
     pub retries: RetryBudget,
     pub pending_heads: PendingHeads,
+    pub awaited: Awaited,
     patience: Patience,
     /// Bytes of request bodies that are held, and the limit.
     pub held: Cell<usize>,
@@ -102,6 +134,7 @@ impl Lane {
             scratch: RefCell::default(),
             retries: RetryBudget::default(),
             pending_heads: PendingHeads::default(),
+            awaited: Awaited::default(),
             patience: Patience {
                 hung: clock::ticks(proxy.settings.hung_timeout),
                 recovery: clock::ticks(proxy.settings.recovery),
@@ -124,6 +157,7 @@ impl Lane {
     pub fn look_over(&self, look: LaneClock) {
         self.retries.refill();
         let fleet = self.proxy.fleet.read();
+        self.awaited.note(&fleet, look.now);
         self.pending_heads.sweep(&fleet, &self.patience, look);
         self.pool.share_unused();
         // Each worker's idle connections are one lane's to check.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use sglang_omni_policy::Receipt;
 
-use crate::base::clock;
+use crate::base::clock::{self, Tick};
 use crate::base::fault_point::{PolledPoint, passes};
 use crate::base::page::PageBody;
 use crate::fleet::worker::LoadGuard;
@@ -33,6 +33,8 @@ pub struct ResponseBody {
     load: LoadGuard,
     /// Present if the policy wants to know how much of the prompt the worker had cached.
     receipt: Option<Receipt>,
+    /// Since when the client waits for the worker to send more; None if it does not.
+    waits_since: Option<Tick>,
     point: PolledPoint,
 }
 
@@ -57,6 +59,7 @@ impl ResponseBody {
             next: None,
             load,
             receipt: None,
+            waits_since: None,
             point: PolledPoint::default(),
         }
     }
@@ -72,6 +75,20 @@ impl ResponseBody {
         self
     }
 
+    /// The client has got all that came, and waits for more.
+    fn begin_wait(&mut self) {
+        if self.waits_since.is_none() {
+            self.waits_since = Some(clock::now());
+            self.lane.awaited.begin(self.load.worker());
+        }
+    }
+
+    fn end_wait(&mut self) -> Option<Tick> {
+        let since = self.waits_since.take()?;
+        self.lane.awaited.end(self.load.worker());
+        Some(since)
+    }
+
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(*first)));
@@ -84,7 +101,10 @@ impl ResponseBody {
             None => Pin::new(&mut self.incoming).poll_frame(cx),
         };
         match &frame {
-            Poll::Ready(Some(Ok(_))) => self.load.worker().flags.heard_from(clock::now()),
+            Poll::Ready(Some(Ok(_))) => {
+                let (waited, now) = (self.end_wait(), clock::now());
+                self.load.worker().sent_of_stream(waited, now);
+            }
             Poll::Ready(None) => self.finished = true,
             _ => {}
         }
@@ -110,7 +130,11 @@ impl Body for ResponseBody {
         if this.finished {
             return Poll::Ready(None);
         }
-        let first = match ready!(this.poll_next(cx)) {
+        let polled = this.poll_next(cx);
+        if polled.is_pending() {
+            this.begin_wait();
+        }
+        let first = match ready!(polled) {
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => data,
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
@@ -152,6 +176,7 @@ impl Body for ResponseBody {
 
 impl Drop for ResponseBody {
     fn drop(&mut self) {
+        self.end_wait();
         if (self.finished || self.incoming.is_end_stream())
             && let Some(upstream) = self.upstream.take()
         {
