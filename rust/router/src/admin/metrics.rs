@@ -11,6 +11,7 @@ use crate::base::prometheus::{escaped, head, histogram, sample};
 use crate::base::route::Route;
 use crate::fleet::health_flags::Health;
 use crate::fleet::worker::Worker;
+use crate::proxy::in_flight::TenantCounts;
 use crate::proxy::lane::Proxy;
 
 /// A metric's name, kind, help and value, or how to read its value.
@@ -57,6 +58,7 @@ pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
         head(&mut out, name, kind, help);
         sample(&mut out, name, "", value);
     }
+    tenants(&mut out, proxy);
     workers(&mut out, proxy, sees_urls);
     policy(&mut out, proxy, sees_urls);
     out
@@ -119,6 +121,24 @@ fn requests(out: &mut String, metrics: &Metrics) {
         head(out, name, kind, help);
         for route in Route::all() {
             histogram(out, name, "route", route.name(), &read(metrics, route));
+        }
+    }
+}
+
+fn tenants(out: &mut String, proxy: &Proxy) {
+    let tenants = proxy.in_flight.tenants();
+    type Read = fn(&TenantCounts) -> u64;
+    let values: [Row<Read>; 4] = metrics! {
+        gauge tenant_requests_in_flight = |t| t.running, "Requests of a tenant in --tenants-file, or of all others.";
+        gauge tenant_requests_waiting = |t| t.waiting, "Those that wait for their turn.";
+        counter tenant_requests_admitted_total = |t| t.admitted, "Those that had their turn.";
+        counter tenant_requests_refused_total = |t| t.refused, "Those that got 429 from the router.";
+    };
+    for (name, kind, help, read) in values {
+        head(out, name, kind, help);
+        for (tenant, counts) in &tenants {
+            let labels = format!("{{tenant=\"{}\"}}", escaped(tenant));
+            sample(out, name, &labels, read(counts));
         }
     }
 }

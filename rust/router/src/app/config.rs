@@ -160,6 +160,8 @@ pub struct Config {
     #[serde(with = "seconds", alias = "queue_timeout_secs")]
     #[arg(value_parser = seconds::parse, visible_alias = "queue-timeout-secs")]
     pub queue_timeout: Duration,
+    /// A JSON file with the tenants' weights, rates and priorities; it is read again at SIGHUP.
+    pub tenants_file: Option<PathBuf>,
     /// Headers that may hold a request's id, read in order and before `x-request-id`.
     pub request_id_headers: Vec<String>,
     /// Lines below it are not logged.
@@ -225,6 +227,7 @@ impl Default for Config {
             max_concurrent_requests: None,
             queue_size: 100,
             queue_timeout: Duration::from_secs(60),
+            tenants_file: None,
             request_id_headers: Vec::new(),
             log_level: Level::Info,
             log_format: LogFormat::Text,

@@ -136,11 +136,7 @@ impl Router {
             policy,
             sessions: Sessions::default(),
             trust: Arc::new(checked.trust),
-            in_flight: InFlight::new(
-                config.max_concurrent_requests,
-                config.queue_size,
-                config.queue_timeout,
-            ),
+            in_flight: InFlight::new(checked.limits),
             metrics: Arc::new(Metrics::new(lanes)),
             tracer: sampler.map(|sampler| Tracer { sampler, spans }),
             log_losses: log.losses.clone(),

@@ -1,6 +1,7 @@
 //! Makes each layer's settings from a configuration.
 
 use std::env;
+use std::path::PathBuf;
 
 use tokio::sync::watch;
 
@@ -12,6 +13,7 @@ use crate::base::config_error::ConfigError;
 use crate::base::keys::{keys, one_key};
 use crate::base::request_id;
 use crate::base::stopping::Stopping;
+use crate::base::tenants::TenantRules;
 use crate::base::tracing_context::Sampler;
 use crate::fleet::breaker::Breaker;
 use crate::fleet::discovery::{self, Sources};
@@ -21,6 +23,7 @@ use crate::front::clients::ClientLimits;
 use crate::front::cors::Cors;
 use crate::front::gate::{self, Gate};
 use crate::front::tls::Tls;
+use crate::proxy::in_flight::Limits;
 use crate::proxy::lane::ProxySettings;
 use crate::upstream::span_export::Collector;
 use crate::upstream::trust::Trust;
@@ -33,6 +36,8 @@ pub struct Checked {
     pub gate: Gate,
     pub tls: Option<Tls>,
     pub trust: Trust,
+    /// The limits of requests at workers, with the tenants'.
+    pub limits: Limits,
     /// Where spans go, and of which requests, if any are made.
     pub tracing: Option<(Collector, Sampler)>,
 }
@@ -49,6 +54,7 @@ pub fn read(config: &Config) -> Result<Checked, ConfigError> {
         gate: gate(config)?,
         tls: Tls::read(config.tls_cert_path.clone(), config.tls_key_path.clone())?,
         trust: Trust::read(config.worker_ca_file.clone())?,
+        limits: in_flight(config)?,
         tracing: tracing(config, |name| {
             env::var(name).ok().filter(|value| !value.is_empty())
         })?,
@@ -87,6 +93,16 @@ fn tracing(
         Collector::new(&url, &headers.unwrap_or_default(), service)?,
         Sampler::read(name.as_deref(), argument.as_deref())?,
     )))
+}
+
+fn in_flight(config: &Config) -> Result<Limits, ConfigError> {
+    let rules = |path: &PathBuf| Ok((path.clone(), TenantRules::read(path)?));
+    Ok(Limits {
+        concurrent: config.max_concurrent_requests,
+        queue_size: config.queue_size,
+        queue_timeout: config.queue_timeout,
+        tenants: config.tenants_file.as_ref().map(rules).transpose()?,
+    })
 }
 
 fn gate(config: &Config) -> Result<Gate, ConfigError> {

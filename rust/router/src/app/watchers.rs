@@ -62,6 +62,11 @@ impl Watchers {
                 tls::watch(tls.clone(), reload.clone())
             });
         }
+        let (limits, tenants) = (proxy.clone(), reload.clone());
+        keep(proxy, "tenants", move |_| {
+            let (limits, reload) = (limits.clone(), tenants.clone());
+            async move { limits.in_flight.watch(reload).await }
+        });
         keep(proxy, "authorities", move |Proxy { trust, .. }| {
             trust::watch(trust.clone(), reload.clone())
         });

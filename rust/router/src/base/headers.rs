@@ -9,6 +9,12 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// OpenAI's name for an id that a client chooses; it is used if the request has no other id.
 pub const CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-client-request-id");
 
+/// The class of a request while it waits for its turn: high, normal or low.
+pub const PRIORITY: HeaderName = HeaderName::from_static("x-priority");
+
+/// Milliseconds that a request may wait for its turn.
+pub const TURN_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+
 /// Tells workers which client a request comes from: one opaque word for each client key.
 pub const OWNER: HeaderName = HeaderName::from_static("x-sglang-omni-owner");
 

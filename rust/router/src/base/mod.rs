@@ -6,10 +6,11 @@
 //! - The counters ([`metrics`], [`histogram`]), their text format ([`prometheus`]) and its [`page`], and the [`log`].
 //! - The [`clock`]; tasks that are restarted if they panic ([`supervise`]); how far the router is [`stopping`];
 //!   [`memory`] that is returned to the system; points at which tests make it fail ([`fault_point`]).
-//! - [`keys`] and [`certificates`] from files, the [`protocol_key`] of a WebSocket, and the [`config_error`] for a
+//! - [`keys`], [`certificates`] and rules for [`tenants`] from files, with priority as a [`class`], the [`protocol_key`] of a WebSocket, and the [`config_error`] for a
 //!   wrong configuration.
 
 pub mod certificates;
+pub mod class;
 pub mod client;
 pub mod clock;
 pub mod config_error;
@@ -31,4 +32,5 @@ pub mod route;
 pub mod stopping;
 pub mod stream;
 pub mod supervise;
+pub mod tenants;
 pub mod tracing_context;

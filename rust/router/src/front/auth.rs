@@ -1,5 +1,7 @@
 //! Checks the keys of clients and administrators, and holds the key that workers are shown.
 
+use std::sync::Arc;
+
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderValue};
 use ring::hmac;
@@ -20,9 +22,12 @@ pub struct AccessKeys {
     pub worker: Option<HeaderValue>,
 }
 
-struct ClientKey {
+pub struct ClientKey {
     key: String,
-    owner: HeaderValue,
+    /// A word for its owner that reveals nothing about the key.
+    pub owner: HeaderValue,
+    /// The tenant that it belongs to, or the owner's word if none was named.
+    pub tenant: Arc<str>,
 }
 
 impl AccessKeys {
@@ -37,15 +42,18 @@ impl AccessKeys {
             .map_or(OWNER_LABEL, |(key, _)| key.as_bytes());
         let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
         // No key has a space in it, so that none has a tenant's word.
-        let clients = clients
-            .into_iter()
-            .map(|TenantKey { key, tenant }| ClientKey {
-                owner: match tenant {
-                    Some(tenant) => owner(&secret, &format!("tenant {tenant}")),
-                    None => owner(&secret, &key),
-                },
+        let clients = clients.into_iter().map(|TenantKey { key, tenant }| {
+            let owner = match &tenant {
+                Some(tenant) => owner(&secret, &format!("tenant {tenant}")),
+                None => owner(&secret, &key),
+            };
+            let word = || owner.to_str().expect("it is hexadecimal").to_owned();
+            ClientKey {
+                tenant: tenant.unwrap_or_else(word).into(),
+                owner,
                 key,
-            });
+            }
+        });
         AccessKeys {
             clients: clients.collect(),
             admin,
@@ -58,20 +66,25 @@ impl AccessKeys {
         !self.clients.is_empty()
     }
 
-    /// The owner's word for the client key in these headers, if it is one of the keys. The time that this takes reveals
+    /// The client key in these headers, if it is one of the keys. The time that this takes reveals
     /// nothing about the keys but their lengths.
-    pub fn owner(&self, headers: &HeaderMap) -> Option<&HeaderValue> {
+    pub fn client(&self, headers: &HeaderMap) -> Option<&ClientKey> {
         let shown = match headers.get(AUTHORIZATION) {
             Some(value) => token(value)?,
             None => protocol_key::shown(headers)?.as_bytes(),
         };
-        let mut owner = None;
+        let mut found = None;
         for client in &self.clients {
             if client.key.as_bytes().ct_eq(shown).into() {
-                owner = Some(&client.owner);
+                found = Some(client);
             }
         }
-        owner
+        found
+    }
+
+    /// The owner's word for the client key in these headers.
+    pub fn owner(&self, headers: &HeaderMap) -> Option<&HeaderValue> {
+        self.client(headers).map(|client| &client.owner)
     }
 
     pub fn has_admin(&self) -> bool {

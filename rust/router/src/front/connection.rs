@@ -309,9 +309,10 @@ async fn route(
     if request.uri().authority().is_some() {
         forwarding::to_origin_form(&mut request);
     }
-    if let Err(refusal) = gate::authenticate(&front.gate, record, &mut request) {
-        return refusal.reply(request);
-    }
+    let tenant = match gate::authenticate(&front.gate, record, &mut request) {
+        Ok(tenant) => tenant,
+        Err(refusal) => return refusal.reply(request),
+    };
     let mut request = match admin::answer(lane, &front.admin, record, request).await {
         Ok(reply) => return reply,
         Err(request) => request,
@@ -325,12 +326,17 @@ async fn route(
     if let Some(tracer) = &lane.proxy.tracer {
         record.start_trace(tracer, &mut request);
     }
-    if let Err(full) = lane.proxy.in_flight.has_room() {
+    let limits = &lane.proxy.in_flight;
+    let wish = match limits.wish(tenant, request.headers()) {
+        Ok(wish) => wish,
+        Err(why) => return Refusal::new(Reason::InvalidParameter, why).reply(request),
+    };
+    if let Some(Err(full)) = wish.as_deref().map(|wish| limits.has_room(wish)) {
         return Refusal::from(full).reply(request);
     }
     // If the request has a body, its offer to upgrade is ignored, as it may be.
     if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {
-        return proxy::upgrade::forward(lane, record, request).await;
+        return proxy::upgrade::forward(lane, record, request, wish).await;
     }
-    proxy::http::forward(lane, record, request).await
+    proxy::http::forward(lane, record, request, wish).await
 }

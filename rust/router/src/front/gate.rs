@@ -1,6 +1,7 @@
 //! The first checks of every request: it gets its id and must show its key.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue};
@@ -85,13 +86,14 @@ fn insert(entry: Entry<'_, HeaderValue>, value: &HeaderValue) {
     }
 }
 
-/// Admits a request with the right key and puts the workers' key and the owner's word into it.
+/// Admits a request with the right key and puts the workers' key and the owner's word into it. Returns the key's tenant.
 pub fn authenticate(
     gate: &Gate,
     record: &mut RequestRecord,
     request: &mut Request<Incoming>,
-) -> Result<(), Refusal> {
+) -> Result<Option<Arc<str>>, Refusal> {
     let keys = &gate.keys;
+    let mut tenant = None;
     request.headers_mut().remove(OWNER);
     let is_admin = keys.is_admin(request.headers());
     record.sees_urls = is_admin || gate.shows_urls;
@@ -103,8 +105,11 @@ pub fn authenticate(
     if access::is_administrative(request.uri().path()) {
         access::allow(keys, &gate.own_names, record.peer, request)?;
     } else if keys.are_needed() {
-        match keys.owner(request.headers()).cloned() {
-            Some(owner) => drop(request.headers_mut().insert(OWNER, owner)),
+        match keys.client(request.headers()) {
+            Some(client) => {
+                tenant = Some(client.tenant.clone());
+                request.headers_mut().insert(OWNER, client.owner.clone());
+            }
             None if is_open(request) => lends_key = false,
             None => return Err(no_key(request)),
         }
@@ -125,7 +130,7 @@ pub fn authenticate(
         // No worker may see the admin key.
         request.headers_mut().remove(AUTHORIZATION);
     }
-    Ok(())
+    Ok(tenant)
 }
 
 fn no_key(request: &Request<Incoming>) -> Refusal {

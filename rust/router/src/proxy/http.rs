@@ -22,6 +22,8 @@ use crate::proxy::lane::Lane;
 use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
 use crate::proxy::upload::Upload;
+use crate::proxy::usage;
+use crate::proxy::wish::Wish;
 use crate::upstream::connection::{NoAnswer, Upstream, is_exhaustion};
 use crate::upstream::forwarding;
 use crate::upstream::request_body::{BodyError, Fault, RequestBody, discard};
@@ -34,6 +36,7 @@ pub async fn forward(
     lane: &Rc<Lane>,
     record: &mut RequestRecord,
     request: Request<Incoming>,
+    wish: Option<Box<Wish>>,
 ) -> Reply {
     let (mut parts, incoming) = request.into_parts();
     let limit = lane.proxy.settings.max_body_bytes;
@@ -57,7 +60,11 @@ pub async fn forward(
         }
     };
     // Only once the body is read: a client that is slow to send must not keep others out.
-    match lane.proxy.in_flight.enter().await {
+    let tokens = || match kind {
+        Kind::Json => usage::tokens(&upload.read),
+        Kind::Form | Kind::Unread => usage::tokens(b""),
+    };
+    match lane.proxy.in_flight.enter(wish, tokens).await {
         Ok(permit) => record.admit(permit),
         Err(full) => return Refusal::from(full).into_reply(),
     }

@@ -2,12 +2,14 @@
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{
+    CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use hyper::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::base::page::Page;
-use crate::proxy::in_flight::NoPermit;
+use crate::proxy::no_permit::{NoPermit, Quota};
 use crate::proxy::payload::Payload;
 use crate::upstream::request_body::discard;
 
@@ -141,6 +143,7 @@ pub struct Refusal {
     message: String,
     /// Seconds after which the client may come back; None for what every error of this status says.
     retry_after: Option<u64>,
+    quotas: Vec<Quota>,
 }
 
 impl Refusal {
@@ -149,6 +152,7 @@ impl Refusal {
             reason,
             message: message.into(),
             retry_after: None,
+            quotas: Vec::new(),
         }
     }
 
@@ -176,6 +180,9 @@ impl Refusal {
         if let Some(seconds) = self.retry_after {
             reply.headers_mut().insert(RETRY_AFTER, seconds.into());
         }
+        for quota in &self.quotas {
+            note_quota(quota, reply.headers_mut());
+        }
         reply
     }
 }
@@ -186,6 +193,28 @@ impl From<NoPermit> for Refusal {
             reason: Reason::RateLimitExceeded,
             message: refused.why,
             retry_after: Some(refused.retry_after),
+            quotas: refused.quotas,
+        }
+    }
+}
+
+/// OpenAI's headers about a rate.
+fn note_quota(quota: &Quota, headers: &mut HeaderMap) {
+    let Quota {
+        unit,
+        burst,
+        left,
+        reset,
+    } = quota;
+    for (what, value) in [
+        ("limit", burst.floor().to_string()),
+        ("remaining", left.floor().to_string()),
+        ("reset", format!("{:.3}s", reset.as_secs_f64())),
+    ] {
+        let name = HeaderName::try_from(format!("x-ratelimit-{what}-{unit}"));
+        let value = HeaderValue::try_from(value);
+        if let (Ok(name), Ok(value)) = (name, value) {
+            headers.insert(name, value);
         }
     }
 }
@@ -226,6 +255,8 @@ fn with_payload(status: StatusCode, content_type: &'static str, payload: Payload
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -233,11 +264,20 @@ mod tests {
         let refused = NoPermit {
             why: "full".to_owned(),
             retry_after: 17,
+            quotas: vec![Quota {
+                unit: "tokens",
+                burst: 100.0,
+                left: 2.5,
+                reset: Duration::from_millis(9750),
+            }],
         };
         let reply = Refusal::from(refused).into_reply();
         assert_eq!(reply.status(), StatusCode::TOO_MANY_REQUESTS);
         let values: Vec<_> = reply.headers().get_all(RETRY_AFTER).iter().collect();
         assert_eq!(values, ["17"]);
+        for (what, value) in [("limit", "100"), ("remaining", "2"), ("reset", "9.750s")] {
+            assert_eq!(reply.headers()[format!("x-ratelimit-{what}-tokens")], value);
+        }
     }
 
     #[test]

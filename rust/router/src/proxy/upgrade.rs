@@ -29,6 +29,8 @@ use crate::proxy::lane::{Lane, Open};
 use crate::proxy::payload::Payload;
 use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{Refusal, Reply};
+use crate::proxy::usage;
+use crate::proxy::wish::Wish;
 use crate::upstream::connection::{Begun, connect};
 use crate::upstream::forwarding;
 use crate::upstream::request_body::RequestBody;
@@ -39,8 +41,14 @@ pub async fn forward(
     lane: &Rc<Lane>,
     record: &mut RequestRecord,
     mut request: Request<Incoming>,
+    wish: Option<Box<Wish>>,
 ) -> Reply {
-    match lane.proxy.in_flight.enter().await {
+    match lane
+        .proxy
+        .in_flight
+        .enter(wish, || usage::tokens(b""))
+        .await
+    {
         Ok(permit) => record.admit(permit),
         Err(full) => return Refusal::from(full).reply(request),
     }

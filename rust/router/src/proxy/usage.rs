@@ -3,6 +3,8 @@
 //! OpenAI's `usage` and SGLang's `meta_info` are at the end of a JSON answer and in the last events of a stream, so
 //! only the last bytes are searched. Quotes inside a JSON string are escaped, so the model's own text is never
 //! mistaken for usage.
+//!
+//! A request says how long its answer may be, and so about how many tokens it costs.
 
 use std::sync::LazyLock;
 
@@ -25,6 +27,28 @@ static NAMES: LazyLock<Names> = LazyLock::new(|| Names {
     cache_read: Finder::new("\"cache_read_input_tokens\""),
     cache_creation: Finder::new("\"cache_creation_input_tokens\""),
 });
+
+/// The names of the most tokens that an answer may have.
+static LIMITS: LazyLock<[Finder<'static>; 4]> = LazyLock::new(|| {
+    let names = [
+        "\"max_tokens\"",
+        "\"max_completion_tokens\"",
+        "\"max_output_tokens\"",
+        "\"max_new_tokens\"",
+    ];
+    names.map(Finder::new)
+});
+/// An answer's tokens if the request does not limit them.
+const USUAL_ANSWER: u64 = 256;
+/// Bytes of a token of a prompt, about.
+const TOKEN_BYTES: u64 = 4;
+
+/// About how many tokens a request costs, prompt and answer, by its JSON body.
+pub fn tokens(body: &[u8]) -> u64 {
+    let limit = LIMITS.iter().find_map(|name| last_number(body, name));
+    let answer = limit.unwrap_or(USUAL_ANSWER);
+    (body.len() as u64 / TOKEN_BYTES).saturating_add(answer)
+}
 
 /// The usage in the end of an answer, if it says how much of the prompt was cached.
 pub fn read(text: &[u8]) -> Option<Usage> {
