@@ -184,6 +184,12 @@ class RouterConfig:
         metavar="SECONDS",
         also="--queue-timeout-secs",
     )
+    tenants_file: str | None = option(
+        None,
+        LIMITS,
+        "a JSON file with tenants' weights, rates and priorities; SIGHUP reads it again",
+        metavar="FILE",
+    )
 
     probe_interval: float = option(
         1.0,
