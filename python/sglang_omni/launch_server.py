@@ -242,6 +242,7 @@ def _model_names(config: PipelineConfig, args: argparse.Namespace) -> list[str]:
 
 def _run_fleet(args: argparse.Namespace) -> int:
     from sglang_omni.gpus import only_first, visible_devices
+    from sglang_omni.proto.kv_events import KvEventsConfig
     from sglang_omni.serve.launch.fleet import FleetOptions, gpus_of_replicas, run_fleet, share_of_each
 
     devices = visible_devices()
@@ -251,6 +252,8 @@ def _run_fleet(args: argparse.Namespace) -> int:
     config = plan.config
     # Known before the replicas start.
     _kept_voices(config, args)
+    if args.kv_events_config is not None:
+        KvEventsConfig.parse(args.kv_events_config).of_rank(0, args.dp_size)
     from_hub = Path(config.model_path).is_absolute() and config.model_path != args.model_path
     if from_hub and not given_parts(args):
         # Downloaded from the hub: the replicas get the directory, and the name by which it was asked for.

@@ -8,7 +8,9 @@ import torch
 
 from sglang_omni.engines.base import TokenEngine
 from sglang_omni.engines.batching import BatchBuilder
+from sglang_omni.engines.cache_events import CacheEvents
 from sglang_omni.engines.engine import OmniEngine
+from sglang_omni.engines.event_publisher import EventPublisher
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.planner import BatchPlanner
@@ -26,6 +28,7 @@ from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.loader import DTYPES
 from sglang_omni.model_runner.parallel import TensorParallelGroup
 from sglang_omni.model_runner.runner import ModelRunner
+from sglang_omni.proto.kv_events import KvEventsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ def build_engine(kind: EngineKind | None, spec: DecoderSpec, options: EngineOpti
                 "SGLang cannot be used, so that engine 'omni' computes %s: %s", spec.model_path, exc
             )
     if kind == "sglang":
+        if options.kv_events_config is not None:
+            raise ValueError("kv_events_config needs engine 'omni', which publishes: set --engine omni")
         from sglang_omni.engines.sglang.build import build_sglang_engine
 
         return build_sglang_engine(spec, options)
@@ -142,13 +147,31 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
             if options.chunked_prefill_size == -1
             else options.chunked_prefill_size,
         ),
-        ResourceManager(num_pages, page_size, prefix_cache=options.prefix_cache),
+        ResourceManager(
+            num_pages,
+            page_size,
+            prefix_cache=options.prefix_cache,
+            events=_cache_events(options, page_size),
+        ),
         IterationController(config.eos_token_ids),
         vocab_size=config.vocab_size,
         context_length=context_length,
     )
     builder = BatchBuilder(config, page_size=page_size, dtype=model.dtype, device=device, decode=decode)
     return OmniEngine(scheduler, builder, _build_runner(spec, model, cache, decode))
+
+
+def _cache_events(options: EngineOptions, page_size: int) -> CacheEvents | None:
+    """Of ranks that compute together, the first one publishes what they cache."""
+    # Of headers nothing runs that could publish.
+    if options.kv_events_config is None or options.tp.rank > 0 or header_report() is not None:
+        return None
+    config = KvEventsConfig.parse(options.kv_events_config)
+    if not config.publishes:
+        return None
+    if not options.prefix_cache:
+        raise ValueError("kv_events_config: without the prefix cache there are no events: leave one out")
+    return CacheEvents(EventPublisher(config).publish, page_size)
 
 
 def _build_runner(

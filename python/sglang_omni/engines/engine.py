@@ -60,6 +60,12 @@ class OmniEngine:
         return request
 
     def step(self) -> list[EngineRequest]:
+        advanced = self._step()
+        if (events := self.scheduler.resources.events) is not None:
+            events.flush()
+        return advanced
+
+    def _step(self) -> list[EngineRequest]:
         chunks = self.scheduler.schedule()
         self.stepped = [chunk.request.request_id for chunk in chunks]
         if not chunks:
@@ -98,7 +104,10 @@ class OmniEngine:
         return newest
 
     def flush_cache(self) -> None:
-        self.scheduler.resources.clear_prefix_cache()
+        resources = self.scheduler.resources
+        resources.clear_prefix_cache()
+        if resources.events is not None:
+            resources.events.flush()
 
     def reset_counters(self) -> None:
         self._counters = StepCounters()

@@ -40,6 +40,8 @@ class EngineOptions:
         context_length: The most tokens of prompt and answer together; None for the checkpoint's own limit.
         page_size: Tokens in a page of the KV pool, the unit of sharing; None for the engine's own choice.
         prefix_cache: True if requests share the keys and values of common prefixes.
+        kv_events_config: Where the engine publishes what enters and leaves that cache, in the JSON of
+            ``KvEventsConfig``; None for nowhere.
         num_threads: Threads that torch uses in this process; None leaves its choice.
         quantization: SGLang's name of a quantization; None for the one that the checkpoint names, if any.
         kv_cache_dtype: SGLang's name; ``"auto"`` is ``dtype``.
@@ -64,6 +66,7 @@ class EngineOptions:
     context_length: int | None = None
     page_size: int | None = None
     prefix_cache: bool = True
+    kv_events_config: str | None = None
     num_threads: int | None = None
     quantization: str | None = None
     kv_cache_dtype: str = "auto"

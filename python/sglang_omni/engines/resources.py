@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from sglang_omni.engines.cache_events import CacheEvents
 from sglang_omni.engines.request import EngineRequest
 
 
@@ -18,12 +19,23 @@ class ResourceManager:
 
     A full page is published under the exact chain of tokens that leads to it. Requests can share it while it
     is in use and afterwards, until the pool needs it; the least recently used page goes first.
+
+    Args:
+        events: Gets what can be found, and what cannot any more.
     """
 
-    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        prefix_cache: bool = True,
+        events: CacheEvents | None = None,
+    ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self._prefix_cache = prefix_cache
+        self.events = events
         self._users = [0] * num_pages
         # Free pages in the order of use: those that hold no prefix first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
@@ -104,6 +116,9 @@ class ResourceManager:
                 node = _Node(self._last_node, request.pages[index])
                 self._nodes[key] = node
                 self._key_of_page[node.page] = key
+                if self.events is not None:
+                    token_ids = request.tokens(index * size, (index + 1) * size)
+                    self.events.stored(request.prefix_node, node.id, token_ids, key[1])
             request.prefix_node = node.id
             request.num_published = index + 1
 
@@ -136,4 +151,6 @@ class ResourceManager:
     def _forget(self, page: int) -> None:
         key = self._key_of_page.pop(page, None)
         if key is not None:
-            del self._nodes[key]
+            node = self._nodes.pop(key)
+            if self.events is not None:
+                self.events.removed(node.id)

@@ -56,6 +56,7 @@ class ThinkerArgs(DecoderArgs, total=False):
         quantization: SGLang's name; None for the one that the checkpoint names, if any.
         context_length: A shorter context than the checkpoint's.
         prefix_cache: False if requests share no keys and values of common prefixes.
+        kv_events_config: Where engine ``"omni"`` publishes what enters and leaves that cache: vLLM's JSON.
         tp_rank: This process's rank.
         tp_size: The number of ranks.
         nccl_port: Port at which the ranks meet.
@@ -64,6 +65,7 @@ class ThinkerArgs(DecoderArgs, total=False):
     quantization: str | None
     context_length: int | None
     prefix_cache: bool
+    kv_events_config: str | None
     tp_rank: int
     tp_size: int
     nccl_port: int | None

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from sglang_omni.proto.kv_events import KvEventsConfig
+
 Reader = Callable[[str], Any]
 
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:]+\]|[^\s/:@?#\[\]]+)(:\d{1,5})?")
@@ -113,6 +115,14 @@ def not_empty(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty; leave it out for the default")
     return text
+
+
+def kv_events(text: str) -> str:
+    """For ``type=``: the JSON of ``KvEventsConfig``."""
+    try:
+        return KvEventsConfig.parse(text).to_json()
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
 
 
 def count(text: str) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.gpus import VISIBLE_DEVICES
+from sglang_omni.proto.kv_events import KvEventsConfig
 from sglang_omni.serve.launch.keys import replicas_environment, runs_key
 from sglang_omni.serve.launch.member import FleetMember, MemberFailed
 from sglang_omni.serve.launch.router_process import ROUTER_CONFIG
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from sglang_omni.config.plan.pipeline import PipelinePlan
 
 logger = logging.getLogger(__name__)
+
+KV_EVENTS = "--kv-events-config"
 
 # Seconds that members have to leave, with their own children, before they are killed.
 _LEAVE_S = 4.5
@@ -156,7 +159,7 @@ def _replica(index: int, port: int, options: FleetOptions, key: str) -> FleetMem
         *(sys.executable, "-m", "sglang_omni.launch_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
         *("--log-name", f"replica-{index}"),
-        *options.replica_args,
+        *_with_ports_of(index, options.size, options.replica_args),
     ]
     url = f"http://127.0.0.1:{port}"
     environment = {**replicas_environment(key), **options.replica_environment}
@@ -165,6 +168,15 @@ def _replica(index: int, port: int, options: FleetOptions, key: str) -> FleetMem
     return FleetMember(
         f"replica {index}", command, url, environment, heartbeat_timeout=options.heartbeat_timeout
     )
+
+
+def _with_ports_of(index: int, size: int, args: Sequence[str]) -> list[str]:
+    """A replica's arguments, with ports of its own for the events of its cache."""
+    args = list(args)
+    if KV_EVENTS in args:
+        at = args.index(KV_EVENTS) + 1
+        args[at] = KvEventsConfig.parse(args[at]).of_rank(index, size).to_json()
+    return args
 
 
 def _router(options: FleetOptions) -> FleetMember:

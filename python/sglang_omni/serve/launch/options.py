@@ -23,6 +23,7 @@ from sglang_omni.serve.launch.flags import (
     count_or_any,
     count_or_none,
     existing_file,
+    kv_events,
     not_empty,
     origin,
     seconds,
@@ -379,6 +380,12 @@ FLAGS: tuple[Flag, ...] = (
     _of_stages("mem_fraction_static", "share of a GPU for weights and KV cache", share),
     _of_stages(
         "disable_radix_cache", "share no prefixes between requests", None, argument="prefix_cache", sets=False
+    ),
+    _of_stages(
+        "kv_events_config",
+        "publish what enters and leaves the KV cache, for routers: JSON as vLLM and SGLang take it",
+        kv_events,
+        metavar="JSON",
     ),
     _of_stages(
         "allowed_media_hosts",

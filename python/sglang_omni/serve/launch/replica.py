@@ -12,9 +12,11 @@ from typing import Any
 
 from sglang_omni.client import Client
 from sglang_omni.config.draw.graph import pipeline_graph
+from sglang_omni.config.factories.factory_args import merge_factory_args
 from sglang_omni.config.plan.instances import stage_of
 from sglang_omni.config.plan.pipeline import PipelinePlan
 from sglang_omni.config.schema.load import config_to_dict
+from sglang_omni.config.schema.pipeline import PipelineConfig
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.pipeline.transport import open_files
@@ -241,8 +243,16 @@ async def _drain(
 def _info(runner: MultiProcessPipelineRunner, workers: ApiWorkers | None) -> dict[str, Any]:
     """The answer of ``/get_server_info``: the config, and the stages of each process."""
     return {
+        # SGLang shows it by this name.
+        "kv_events_config": _kv_events_config(runner.config),
         "api_workers": [] if workers is None else workers.describe(),
         "model_path": runner.config.model_path,
         "config": config_to_dict(runner.config),
         "processes": runner.describe_processes(),
     }
+
+
+def _kv_events_config(config: PipelineConfig) -> str | None:
+    """Where the stage that reads prompts publishes the events of its KV cache."""
+    of_stages = (merge_factory_args(stage, config).get("kv_events_config") for stage in config.stages)
+    return next((each for each in of_stages if each is not None), None)
