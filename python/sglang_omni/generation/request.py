@@ -96,7 +96,8 @@ class GenerateRequest:
         prompt: Text to continue, or to speak if the task is speech; a dict reaches the pipeline as it is.
         messages: A conversation, as Message objects or OpenAI's message dicts.
         audio: An encoded audio file to transcribe.
-        sound: Sound to transcribe while it comes, streamed, by a coordinator in this process.
+        sound: Sound to transcribe, or with the task ``duplex`` to answer, while it comes; streamed, by a
+            coordinator in this process.
         stage_sampling: Sampling parameters of single stages, by stage name.
         stage_params: Other parameters of single stages, by stage name.
         extra_params: Further request parameters, such as ``voice``, ``speed`` or ``language``.
@@ -104,7 +105,7 @@ class GenerateRequest:
         max_tokens: Limit of new tokens; overrides ``sampling.max_new_tokens``.
         output_modalities: Of ``text`` and ``audio``; None leaves it to the task.
         metadata: Data for routing, which no model reads. ``task`` is one of ``chat``, ``completion``,
-            ``speech``, ``transcription`` and ``translation``; by default it follows from the input.
+            ``speech``, ``transcription``, ``translation`` and ``duplex``; by default it follows from the input.
         session_id: Groups the requests of one conversation or user. A stage gives them to the same worker of
             its pool, and a router with the policy ``consistent_hash`` to the same server.
         owner: Separates the callers of one pipeline: a request id belongs to its owner, and no other caller

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal, Required, TypedDict
 
-Task = Literal["chat", "completion", "speech", "transcription", "translation", "voice"]
+Task = Literal["chat", "completion", "speech", "transcription", "translation", "voice", "duplex"]
 # What a voice knows the times of.
 Granularity = Literal["word", "sentence"]
-TASKS: tuple[Task, ...] = ("chat", "completion", "speech", "transcription", "translation", "voice")
+TASKS: tuple[Task, ...] = (
+    *("chat", "completion", "speech", "transcription", "translation", "voice", "duplex"),
+)
 
 
 class EncodedVoice(TypedDict, total=False):
@@ -64,7 +66,8 @@ class TranscriptionInputs(TypedDict):
 
 
 class SoundInputs(TypedDict):
-    """``OmniRequest.inputs`` of a transcription whose sound comes while it runs.
+    """``OmniRequest.inputs`` of a transcription whose sound comes while it runs, and of ``duplex``, which
+    answers sound while it listens.
 
     The stage with ``takes_input`` gets the sound as a stream of float32 arrays (n,) at ``sample_rate`` Hz.
     """

@@ -54,6 +54,7 @@ class Capabilities:
         chat_prompts: Loads the model's tokenizer and chat template, without its weights.
         max_model_len: The most tokens of a prompt and its answer.
         hears_streams: True if the sound of a transcription may come while it runs.
+        duplex: True if it listens while it speaks, in realtime sessions.
         random_weights: True if what the model says means nothing.
     """
 
@@ -71,6 +72,7 @@ class Capabilities:
     chat_prompts: Callable[[], ChatPrompts] | None = None
     max_model_len: int | None = None
     hears_streams: bool = False
+    duplex: bool = False
     random_weights: bool = False
 
     @classmethod
@@ -105,6 +107,7 @@ class Capabilities:
             chat_prompts=getattr(config, "chat_prompts", None),
             max_model_len=getattr(config, "max_model_len", None),
             hears_streams="transcription" in (listed("tasks") or ()) and config.input_stage is not None,
+            duplex="duplex" in (listed("tasks") or ()) and config.input_stage is not None,
             random_weights=has_random_weights(getattr(config, "model_path", None) or ""),
         )
 
@@ -216,8 +219,9 @@ class AppState:
         """``param``: the field that asks for it, if the request as a whole does not."""
         tasks = self.capabilities.tasks
         if tasks is not None and task not in tasks:
+            hint = ": it listens while it speaks, so open a session at /v1/realtime" if "duplex" in tasks else ""
             raise RequestError(
-                f"the model {self.served_name!r} does not do {task}; it does {_listed(tasks)}",
+                f"the model {self.served_name!r} does not do {task}; it does {_listed(tasks)}{hint}",
                 param=param,
                 code="unsupported_task",
             )

@@ -105,6 +105,9 @@ class SessionConfig(RealtimeModel):
     """What the session does: it answers, or only writes down what it hears."""
     model: Name | None = None
     """A served name, set when the session begins; another one later has no effect."""
+    duplex: bool = False
+    """True if the model listens while it speaks, from the first sound on and without turns
+    (`turn_detection` is null). An extension, for models that can; those that can nothing else begin so."""
     instructions: Text = ""
     """A system message before the conversation."""
     output_modalities: Annotated[list[Modality], Field(min_length=1, max_length=1)] = Field(
@@ -141,6 +144,8 @@ class SessionConfig(RealtimeModel):
     def shown(self) -> dict[str, Any]:
         """As events show it."""
         fields = self.model_dump()
+        if not self.duplex:
+            del fields["duplex"]
         if self.audio.output.timestamp_granularities is None:
             del fields["audio"]["output"]["timestamp_granularities"]
         if self.type == "transcription":

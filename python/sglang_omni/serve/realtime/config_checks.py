@@ -13,6 +13,7 @@ from sglang_omni.serve.realtime.config import (
     transcription_params,
 )
 from sglang_omni.serve.realtime.detectors import create_detector
+from sglang_omni.serve.realtime.duplex_checks import check_duplex
 from sglang_omni.serve.realtime.events import validated
 from sglang_omni.serve.realtime.smart_turn import smart_turn_file
 from sglang_omni.serve.realtime.turns import SemanticVad, ServerVad, TurnDetection
@@ -49,7 +50,8 @@ def default_config(server: AppState, model: str, kind: Literal["realtime", "tran
     hears = abilities.input_modalities is None or "audio" in abilities.input_modalities
     speaks = abilities.output_modalities is None or "audio" in abilities.output_modalities
     config = SessionConfig(type=kind, model=model, output_modalities=["audio" if speaks else "text"])
-    if hears:
+    config.duplex = kind == "realtime" and abilities.duplex and "chat" not in (abilities.tasks or ())
+    if hears and not config.duplex:
         config.audio.input.turn_detection = _default_turns()
     if kind == "transcription":
         config.audio.input.transcription = Transcription()
@@ -110,6 +112,8 @@ def check_config(config: SessionConfig, server: AppState, owner: str | None = No
     if config.reasoning is not None:
         server.ignore("session.reasoning", _NO_EFFECT)
         config.reasoning = None
+    if config.duplex:
+        check_duplex(config, server)
     if heard.turn_detection is not None:
         server.check_input("audio", "session.audio.input.turn_detection")
         heard.turn_detection = _turns_in_force(heard.turn_detection, server)
@@ -126,7 +130,8 @@ def check_config(config: SessionConfig, server: AppState, owner: str | None = No
                 code="missing_required_parameter",
             )
         return
-    server.check_task("chat")
+    task = "duplex" if config.duplex else "chat"
+    server.check_task(task, None if config.duplex else "session.duplex")
     server.check_output(config.output_modalities[0], "session.output_modalities")
     if config.is_spoken:
         output = config.audio.output
@@ -140,7 +145,7 @@ def check_config(config: SessionConfig, server: AppState, owner: str | None = No
             server, output.timestamp_granularities, "session.audio.output.timestamp_granularities"
         )
     with renamed_params(_PARAM_NAMES):
-        server.check_params("chat", chat_params(config), None, spoken=config.is_spoken)
+        server.check_params(task, chat_params(config), None, spoken=config.is_spoken)
 
 
 def _turns_in_force(asked: TurnDetection, server: AppState) -> TurnDetection:

@@ -80,6 +80,34 @@ class Conversation:
     def delete(self, item_id: str) -> None:
         del self._items[self._index(item_id, "item_id")]
 
+    def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> str:
+        """Cut an answer's sound and its transcript; returns what is left of the transcript.
+
+        Raises:
+            RequestError: The item is no spoken answer, or is not as long.
+        """
+        item = self.get(item_id)
+        part = item.content[content_index] if content_index < len(item.content) else None
+        if part is None or part.kind != "output_audio":
+            raise RequestError(
+                f"item_id: {item_id!r} has no spoken answer in its content {content_index}",
+                param="item_id",
+                code="invalid_value",
+            )
+        seconds = audio_end_ms / 1000
+        # A client counts what it has played; a millisecond of rounding is not an error.
+        if seconds > part.spoken.seconds + 0.001:
+            raise RequestError(
+                f"audio_end_ms: the answer has {round(1000 * part.spoken.seconds)} ms of sound",
+                param="audio_end_ms",
+                code="invalid_value",
+            )
+        part.transcript = part.spoken.until(seconds, part.transcript or "")
+        if part.audio is not None:
+            part.audio = part.audio.until(seconds)
+        part.spoken.cut(seconds, part.transcript)
+        return part.transcript
+
     def forget_sound(self, more: float = 0.0) -> None:
         """Forget the oldest sound that no prompt needs, if with ``more`` seconds there is too much."""
         excess = sum(_seconds(item) for item in self._items) + more - MAX_AUDIO_S

@@ -19,12 +19,14 @@ class EventQueue:
     Attributes:
         is_closed: True if nothing more is taken.
         has_overflowed: True if the client has left so much unread that the session is over.
+        sound_bytes: Of the encoded sound that waits.
     """
 
     def __init__(self) -> None:
         self.has_overflowed = False
         self._events: deque[dict[str, Any]] = deque()
         self._bytes = 0
+        self.sound_bytes = 0
         self._changed = asyncio.Event()
         self.is_closed = False
 
@@ -37,6 +39,7 @@ class EventQueue:
             self.has_overflowed = True
             self.close()
             return
+        self.sound_bytes += _sound(event)
         self._events.append(event)
         self._changed.set()
 
@@ -54,9 +57,14 @@ class EventQueue:
             await self._changed.wait()
         event = self._events.popleft()
         self._bytes -= _size(event)
+        self.sound_bytes -= _sound(event)
         return event
 
 
 def _size(event: dict[str, Any]) -> int:
     delta = event.get("delta")
     return _EVENT_BYTES + (len(delta) if isinstance(delta, str) else 0)
+
+
+def _sound(event: dict[str, Any]) -> int:
+    return len(event["delta"]) * 3 // 4 if event["type"] == "response.output_audio.delta" else 0

@@ -68,11 +68,13 @@ class Outputs:
             return
         message = self._in_message()
         rate = part.sample_rate or DEFAULT_SAMPLE_RATE
-        message.content[0].spoken.add(part.spoken_text, samples, rate, part.words)
         self.played_at = max(self.played_at, time.monotonic()) + len(samples) / rate
-        self._rate = self._rate or rate
-        if rate == self._rate:
-            self._pcm.append(Clip.of(samples).pcm)
+        # What is in no conversation is not cut or shown again; a duplex answer may last an hour.
+        if self._conversation is not None:
+            message.content[0].spoken.add(part.spoken_text, samples, rate, part.words)
+            self._rate = self._rate or rate
+            if rate == self._rate:
+                self._pcm.append(Clip.of(samples).pcm)
         self._send_words(message, part.words)
         if self._listener is not None:
             self._listener.play(self._response_id, message.id, samples, rate)

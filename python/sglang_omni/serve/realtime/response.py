@@ -162,21 +162,7 @@ class Response:
         Raises:
             RequestError: The pipeline refuses the request.
         """
-        server, config = self._server, self.request.config
-        params = chat_params(config)
-        kept = server.encoded_voice(params.get("voice"), "session.audio.output.voice", self._caller.owner)
-        if kept is not None:
-            del params["voice"]
-        request = GenerateRequest(
-            messages=messages_of(items, config.instructions),
-            extra_params=params,
-            voice=kept,
-            output_modalities=["text", "audio"] if config.is_spoken else ["text"],
-            metadata={"task": "chat"},
-            timeout=server.timeout(None),
-            session_id=self._caller.session_key,
-            owner=self._caller.owner,
-        )
+        server, request = self._server, self._generate_request(items)
         name = RequestName(self.id, self.id, owner=self._caller.owner)
         permit = await server.admission.acquire(asyncio.Event().wait)
         assert permit is not None
@@ -187,6 +173,23 @@ class Response:
         finally:
             server.running.leave(name)
             server.admission.release(permit)
+
+    def _generate_request(self, items: Sequence[Item]) -> GenerateRequest:
+        server, config = self._server, self.request.config
+        params = chat_params(config)
+        kept = server.encoded_voice(params.get("voice"), "session.audio.output.voice", self._caller.owner)
+        if kept is not None:
+            del params["voice"]
+        return GenerateRequest(
+            messages=messages_of(items, config.instructions),
+            extra_params=params,
+            voice=kept,
+            output_modalities=["text", "audio"] if config.is_spoken else ["text"],
+            metadata={"task": "chat"},
+            timeout=server.timeout(None),
+            session_id=self._caller.session_key,
+            owner=self._caller.owner,
+        )
 
     async def _send(self, parts: AsyncGenerator[GenerateChunk, None]) -> None:
         outputs, begun = self._outputs, time.monotonic()

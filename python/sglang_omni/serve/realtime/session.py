@@ -17,6 +17,8 @@ from sglang_omni.serve.realtime.config import SessionConfig
 from sglang_omni.serve.realtime.config_checks import default_config, updated
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.detectors import create_detector
+from sglang_omni.serve.realtime.duplex import DuplexResponse
+from sglang_omni.serve.realtime.duplex_checks import check_event
 from sglang_omni.serve.realtime.events import (
     ClientEvent,
     InputAudioAppend,
@@ -146,6 +148,8 @@ class Session:
         try:
             fields = parse_event(text)
             event = read_event(translated(fields) if translated else fields)
+            if self.config.duplex:
+                check_event(event)
             await self._handlers[type(event)](event)
         except Exception as exc:  # noqa: BLE001  # it is sent to the client
             event_id = fields.get("event_id")
@@ -158,6 +162,9 @@ class Session:
             RequestError: There is more than a turn may have, or the pipeline takes no sound.
         """
         self._server.check_input("audio", "audio")
+        if self.config.duplex:
+            self._talk(samples)
+            return
         self._buffer.add(samples)
         self._transcripts.add(samples)
         if self._detector is None:
@@ -215,6 +222,8 @@ class Session:
         return new
 
     def _take(self, new: SessionConfig) -> None:
+        if new.duplex != self.config.duplex and self._active is not None:
+            self._active.cancel("client_cancelled")
         old, self.config = self.config.audio.input, new
         if new.audio.input.format != old.format:
             self._decoder = SoundDecoder(new.audio.input.format)
@@ -291,32 +300,13 @@ class Session:
         Raises:
             RequestError: The item is no spoken answer, or is not as long.
         """
-        item = self.conversation.get(item_id)
-        part = item.content[content_index] if content_index < len(item.content) else None
-        if part is None or part.kind != "output_audio":
-            raise RequestError(
-                f"item_id: {item_id!r} has no spoken answer in its content {content_index}",
-                param="item_id",
-                code="invalid_value",
-            )
-        seconds = audio_end_ms / 1000
-        # A client counts what it has played; a millisecond of rounding is not an error.
-        if seconds > part.spoken.seconds + 0.001:
-            raise RequestError(
-                f"audio_end_ms: the answer has {_ms(part.spoken.seconds * RATE)} ms of sound",
-                param="audio_end_ms",
-                code="invalid_value",
-            )
-        part.transcript = part.spoken.until(seconds, part.transcript or "")
-        if part.audio is not None:
-            part.audio = part.audio.until(seconds)
-        part.spoken.cut(seconds, part.transcript)
+        transcript = self.conversation.truncate(item_id, content_index, audio_end_ms)
         self.outbox.put(
             "conversation.item.truncated",
             item_id=item_id,
             content_index=content_index,
             audio_end_ms=audio_end_ms,
-            transcript=part.transcript,
+            transcript=transcript,
         )
 
     async def _create_response(self, event: ResponseCreate) -> None:
@@ -372,6 +362,20 @@ class Session:
             self._active = response
         else:
             self._others[response.id] = response
+        self._run(response, spoken)
+
+    def _talk(self, samples: Samples) -> None:
+        """Have the model hear more, in the response that is under way, or in a new one."""
+        if self.outbox.is_closed:
+            return
+        response = self._active
+        if not isinstance(response, DuplexResponse) or response.status != "in_progress":
+            response = DuplexResponse(self._server, self.outbox, self.config, self._caller, self._listener)
+            self._active = response
+            self._run(response, None)
+        response.hear(samples)
+
+    def _run(self, response: Response, spoken: Item | None) -> None:
         task = response.begin()
         self._keep(task)
         task.add_done_callback(lambda _: self._response_ended(response, spoken))
@@ -451,7 +455,7 @@ class Session:
     def _silence(self) -> None:
         """Have the listener be silent, and cut the answer where it was."""
         played = self._listener.clear() if self._listener is not None else None
-        if played is not None:
+        if played is not None and not self.config.duplex:
             self.truncate(played.item_id, 0, played.ms)
 
     def _transcribe(self, item: Item, *, delay: float) -> None:
