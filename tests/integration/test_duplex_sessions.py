@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from duplex_factories import KILL, TOO_SLOW
+from duplex_factories import KILL, LOUD, TOO_SLOW
 from openai import AsyncOpenAI
 from own_pipelines import ROOT, served
 from waiting import PATIENCE
@@ -148,6 +148,34 @@ def test_a_session_behind_is_dropped_alone(url: str) -> None:
             socket.recv(timeout=60)
         send(other, append())
         assert until(other, "response.output_audio.delta")[0]["type"] != "response.created"
+
+
+def test_a_client_that_reads_nothing_is_dropped_alone(url: str) -> None:
+    with opened(url) as other, opened(url) as socket:
+        until(socket, "session.created")
+        for _ in range(30):
+            send(socket, append(LOUD))
+        # The connection holds some of it: the client reads once the others' sound has come.
+        for _ in range(3):
+            send(other, append())
+            until(other, "response.output_audio.delta")
+        assert until(socket, "error")[-1]["error"]["code"] == "client_too_slow"
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=60)
+        send(other, append())
+        assert until(other, "response.output_audio.delta")[0]["type"] != "response.created"
+
+
+def test_sound_beyond_four_seconds_is_left_out_alone(url: str) -> None:
+    with opened(url) as socket:
+        send(socket, append(count=24_000 * 5))
+        assert "0.0 s of sound wait" in until(socket, "error")[-1]["error"]["message"]
+        send(socket, append())
+        until(socket, "response.output_audio.delta")
+
+
+def test_a_probe_runs_the_model(url: str) -> None:
+    assert httpx.get(url + "/health_generate", timeout=60).status_code == 200
 
 
 def test_the_earlier_names_are_taken_and_given(url: str) -> None:

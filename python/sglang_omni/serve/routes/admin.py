@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import Metric
 
 from sglang_omni.generation.audio import encode_wav
-from sglang_omni.generation.request import GenerateRequest, SamplingParams
+from sglang_omni.generation.request import GenerateRequest, SamplingParams, SoundStream
 from sglang_omni.generation.request_id import new_request_id
+from sglang_omni.generation.samples import Samples
 from sglang_omni.proto import RequestError
 from sglang_omni.serve.front.bodies import JsonRoute
 from sglang_omni.serve.front.errors import unavailable_headers
@@ -190,6 +192,14 @@ async def _probe(server: AppState) -> None:
         request = GenerateRequest(messages=messages, sampling=sampling, metadata=metadata, stream=False)
     elif "speech" in tasks:
         request = GenerateRequest(prompt="Hi", metadata={"task": "speech"} | metadata, stream=False)
+    elif tasks == {"duplex"}:
+        # It answers as long as it hears: what ends at once is answered with nothing.
+        sound = SoundStream(24_000, _no_sound())
+        request = GenerateRequest(sound=sound, metadata={"task": "duplex"} | metadata, timeout=_PROBE_TIMEOUT)
+        async with aclosing(server.transport.parts(request, f"health-{new_request_id()}")) as parts:
+            async for _ in parts:
+                pass
+        return
     elif tasks:
         task = "transcription" if "transcription" in tasks else "translation"
         request = GenerateRequest(audio=_SILENCE, metadata={"task": task} | metadata, stream=False)
@@ -257,3 +267,8 @@ def _model_path(server: AppState) -> str:
 
 def _sorted(names: frozenset[str] | None) -> list[str] | None:
     return None if names is None else sorted(names)
+
+
+async def _no_sound() -> AsyncGenerator[Samples, None]:
+    return
+    yield
