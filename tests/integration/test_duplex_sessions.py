@@ -193,8 +193,8 @@ async def test_openais_client_holds_a_session(url: str) -> None:
             if event.type == "response.output_audio.delta":
                 await session.response.cancel()
             elif event.type == "response.done":
-                break
-        assert event.response.status == "cancelled"
+                assert event.response.status == "cancelled"
+                return
 
 
 async def held(http: httpx.AsyncClient) -> int:

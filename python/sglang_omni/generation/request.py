@@ -105,7 +105,8 @@ class GenerateRequest:
         max_tokens: Limit of new tokens; overrides ``sampling.max_new_tokens``.
         output_modalities: Of ``text`` and ``audio``; None leaves it to the task.
         metadata: Data for routing, which no model reads. ``task`` is one of ``chat``, ``completion``,
-            ``speech``, ``transcription``, ``translation`` and ``duplex``; by default it follows from the input.
+            ``speech``, ``transcription``, ``translation`` and ``duplex``; by default it follows from the
+            input.
         session_id: Groups the requests of one conversation or user. A stage gives them to the same worker of
             its pool, and a router with the policy ``consistent_hash`` to the same server.
         owner: Separates the callers of one pipeline: a request id belongs to its owner, and no other caller

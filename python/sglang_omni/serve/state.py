@@ -219,7 +219,8 @@ class AppState:
         """``param``: the field that asks for it, if the request as a whole does not."""
         tasks = self.capabilities.tasks
         if tasks is not None and task not in tasks:
-            hint = ": it listens while it speaks, so open a session at /v1/realtime" if "duplex" in tasks else ""
+            way = "; it listens while it speaks: open a session at /v1/realtime"
+            hint = way if self.capabilities.duplex else ""
             raise RequestError(
                 f"the model {self.served_name!r} does not do {task}; it does {_listed(tasks)}{hint}",
                 param=param,
