@@ -121,6 +121,7 @@ def test_what_has_no_place_is_refused_and_costs_nothing(url: str, event: Any, me
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"instructions": "Be brief."}, "session.instructions"),
         ({"tools": [{"type": "function", "name": "f"}]}, "session.tools"),
         ({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}, "audio.input.turn_detection"),
         ({"audio": {"input": {"turn_detection": {"type": "semantic_vad"}}}}, "audio.input.turn_detection"),

@@ -48,6 +48,7 @@ def check_duplex(config: SessionConfig, server: AppState) -> None:
     heard = config.audio.input
     for param, is_set, remedy in (
         ("type", config.type == "transcription", "realtime"),
+        ("instructions", bool(config.instructions), '""'),
         ("tools", bool(config.tools), "[]"),
         ("audio.input.turn_detection", heard.turn_detection is not None, "null"),
         ("audio.input.transcription", heard.transcription is not None, "null"),
