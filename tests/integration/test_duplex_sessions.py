@@ -137,6 +137,36 @@ def test_fields_of_turns_are_refused(url: str, fields: dict[str, Any], param: st
         until(socket, "response.output_audio.delta")
 
 
+def test_a_new_response_begins_with_a_new_sample(url: str) -> None:
+    """Sound may come in pieces of any length; half a sample that is left is not put before a new stream."""
+
+    def spoken(socket: ClientConnection) -> set[int]:
+        delta = until(socket, "response.output_audio.delta")[-1]["delta"]
+        return set(np.frombuffer(base64.b64decode(delta), "<i2").tolist())
+
+    half = {"type": "input_audio_buffer.append", "audio": base64.b64encode(b"\x01").decode()}
+    with opened(url) as socket:
+        send(socket, append(0.1))
+        assert spoken(socket) == {1638}
+        send(socket, half)
+        send(socket, {"type": "response.cancel"})
+        until(socket, "response.done")
+        send(socket, append(0.1))
+        assert spoken(socket) == {1638}
+
+
+def test_calls_are_refused(url: str) -> None:
+    answer = httpx.post(
+        f"{url}{PATH}/calls",
+        content="v=0",
+        headers={"content-type": "application/sdp"},
+        timeout=PATIENCE,
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "session.duplex")
+    assert "open a WebSocket" in error["message"]
+
+
 def test_a_session_behind_is_dropped_alone(url: str) -> None:
     with opened(url) as other, opened(url) as socket:
         send(other, append())

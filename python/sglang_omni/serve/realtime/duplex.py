@@ -11,7 +11,6 @@ from sglang_omni.proto import RequestError
 from sglang_omni.serve.realtime import g711
 from sglang_omni.serve.realtime.config import SessionConfig, chat_params
 from sglang_omni.serve.realtime.items import Item
-from sglang_omni.serve.realtime.listener import AnswerListener
 from sglang_omni.serve.realtime.outbox import EventQueue
 from sglang_omni.serve.realtime.response import Caller, Response, ResponseRequest
 from sglang_omni.serve.realtime.sound import RATE, Samples
@@ -36,10 +35,9 @@ class DuplexResponse(Response):
         outbox: EventQueue,
         config: SessionConfig,
         caller: Caller,
-        listener: AnswerListener | None,
     ) -> None:
         request = ResponseRequest(config, [], None, None)
-        super().__init__(server, outbox, request, caller, on_heard=lambda _: None, listener=listener)
+        super().__init__(server, outbox, request, caller, on_heard=lambda _: None, listener=None)
         self._heard = asyncio.Queue[Samples]()
         self._unheard = 0
 

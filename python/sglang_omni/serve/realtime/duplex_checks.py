@@ -60,3 +60,17 @@ def check_duplex(config: SessionConfig, server: AppState) -> None:
                 param=f"session.{param}",
                 code="unsupported_parameter",
             )
+
+
+def check_call(config: SessionConfig, *, in_call: bool) -> None:
+    """
+    Raises:
+        RequestError: A call is to be duplex: its playback keeps what it cannot play in time, and would fall
+            behind.
+    """
+    if in_call and config.duplex:
+        raise RequestError(
+            "session.duplex: calls over WebRTC cannot be duplex yet; open a WebSocket at /v1/realtime",
+            param="session.duplex",
+            code="unsupported_parameter",
+        )

@@ -18,7 +18,7 @@ from sglang_omni.serve.realtime.config_checks import default_config, updated
 from sglang_omni.serve.realtime.conversation import Conversation
 from sglang_omni.serve.realtime.detectors import create_detector
 from sglang_omni.serve.realtime.duplex import DuplexResponse
-from sglang_omni.serve.realtime.duplex_checks import check_event
+from sglang_omni.serve.realtime.duplex_checks import check_call, check_event
 from sglang_omni.serve.realtime.events import (
     ClientEvent,
     InputAudioAppend,
@@ -213,6 +213,7 @@ class Session:
             fields = {name: value for name, value in fields.items() if name != "model"}
         # The first use of a detector loads it.
         new = updated(self.config, fields, self._server, self._caller.owner)
+        check_call(new, in_call=self._listener is not None)
         if new.type != self.config.type and len(self.conversation):
             raise RequestError(
                 "session.type: cannot change once the conversation has begun",
@@ -370,7 +371,7 @@ class Session:
             return
         response = self._active
         if not isinstance(response, DuplexResponse) or response.status != "in_progress":
-            response = DuplexResponse(self._server, self.outbox, self.config, self._caller, self._listener)
+            response = DuplexResponse(self._server, self.outbox, self.config, self._caller)
             self._active = response
             self._run(response, None)
         response.hear(samples)
@@ -381,6 +382,8 @@ class Session:
         task.add_done_callback(lambda _: self._response_ended(response, spoken))
 
     def _response_ended(self, response: Response, spoken: Item | None) -> None:
+        if isinstance(response, DuplexResponse):
+            self._decoder = SoundDecoder(self.config.audio.input.format)
         if self._active is response:
             self._active = None
             left = max(0.0, response.played_at - time.monotonic())
@@ -455,7 +458,7 @@ class Session:
     def _silence(self) -> None:
         """Have the listener be silent, and cut the answer where it was."""
         played = self._listener.clear() if self._listener is not None else None
-        if played is not None and not self.config.duplex:
+        if played is not None:
             self.truncate(played.item_id, 0, played.ms)
 
     def _transcribe(self, item: Item, *, delay: float) -> None:

@@ -52,7 +52,7 @@ impl Work {
         self.streams.store(now, Relaxed);
     }
 
-    /// Whether a client waits for more of a stream.
+    /// True if a client waits for more of a stream.
     pub fn has_streams(&self, now: Tick) -> bool {
         is_recent(&self.streams, now)
     }
