@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from sglang_omni.proto.kv_events import block_removed, block_stored
+from sglang_omni.proto.kv_events import all_blocks_cleared, block_removed, block_stored
 
 
 class _Block(NamedTuple):
@@ -74,6 +74,9 @@ class CacheEvents:
             hashes.append(gone.hash)
             lost.extend(gone.children)
         self._events.append(block_removed(hashes))
+        if len(self._blocks) == 1:
+            # A subscriber that came too late to know the whole cache does now.
+            self._events.append(all_blocks_cleared())
 
     def flush(self) -> None:
         """Publishes what was collected."""

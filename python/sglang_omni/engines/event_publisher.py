@@ -68,10 +68,16 @@ class EventPublisher:
             ready = dict(poller.poll())
             if waiting in ready:
                 number, payload = waiting.recv_multipart()
-                self._kept.append((int.from_bytes(number, "big"), payload))
+                self._keep(int.from_bytes(number, "big"), payload)
                 self._pub.send_multipart([self._topic, number, payload])
             if self._replay is not None and self._replay in ready:
                 self._send_again(self._replay)
+
+    def _keep(self, number: int, payload: bytes) -> None:
+        if self._kept and self._kept[-1][0] + 1 != number:
+            # A batch between them was lost: who got those before it again would take them for all there was.
+            self._kept.clear()
+        self._kept.append((number, payload))
 
     def _send_again(self, replay: zmq.Socket[bytes]) -> None:
         request = replay.recv_multipart()
@@ -87,6 +93,8 @@ class EventPublisher:
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
     socket.linger = 0
+    # Not for others: a host without IPv6 could not listen then.
+    socket.ipv6 = "[" in endpoint
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as exc:

@@ -4,7 +4,8 @@ Sources: ``vllm/distributed/kv_events.py``, ``vllm/config/kv_events.py`` and
 ``sglang/srt/disaggregation/kv_events.py``.
 
 A message has three frames: the topic, a number that counts the batches (8 bytes, big endian), and in msgpack
-``[time, events, rank]``. An event is ``["BlockStored", ...]`` or ``["BlockRemoved", ...]``.
+``[time, events, rank]``. An event is ``["BlockStored", ...]``, ``["BlockRemoved", ...]`` or
+``["AllBlocksCleared"]``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HIGHEST_PORT = 65535
 
 @dataclass(frozen=True)
 class KvEventsConfig:
-    """The JSON of ``--kv-events-config``, whose names and defaults are vLLM's.
+    """The JSON of ``--kv-events-config``, whose names and defaults are vLLM's; but by default it publishes.
 
     Attributes:
         enable_kv_cache_events: False to publish nothing, as with the publisher ``"null"``.
@@ -146,3 +147,8 @@ def block_stored(
 def block_removed(hashes: list[int]) -> list[Any]:
     """The event of blocks that cannot be found any more."""
     return ["BlockRemoved", hashes, "GPU"]
+
+
+def all_blocks_cleared() -> list[Any]:
+    """The event of a cache in which nothing can be found any more."""
+    return ["AllBlocksCleared"]

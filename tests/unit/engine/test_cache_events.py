@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator
-from socket import create_server
+from socket import AF_INET6, create_connection, create_server
 from typing import Any
 
 import msgspec
@@ -30,11 +30,18 @@ class Subscriber:
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, ...]] = {}
         self.num_removed_together = 0
+        self.num_cleared = 0
 
     def take(self, batch: list[Any]) -> None:
         _, events, rank = msgspec.msgpack.decode(msgspec.msgpack.encode(batch))
         assert rank == 0
-        for kind, hashes, *rest in events:
+        for kind, *fields in events:
+            if kind == "AllBlocksCleared":
+                assert fields == []
+                assert self.blocks == {}
+                self.num_cleared += 1
+                continue
+            hashes, *rest = fields
             if kind == "BlockRemoved":
                 self.num_removed_together = max(self.num_removed_together, len(hashes))
                 for block in hashes:
@@ -94,8 +101,11 @@ def test_events_say_what_can_be_found_after_each_step(
         step()
     assert steps > 100
     assert most > 20
+    assert subscriber.blocks
+    cleared = subscriber.num_cleared
     engine.flush_cache()
     assert subscriber.blocks == {}
+    assert subscriber.num_cleared == cleared + 1
 
 
 def test_what_follows_a_lost_block_is_lost_with_it() -> None:
@@ -195,6 +205,33 @@ def test_batches_are_published_and_sent_again(sockets: tuple[EventPublisher, Any
     client.send_multipart([b"", b"short"])
     client.send_multipart([b"only"])
     assert again(numbers[4]) == kept[2:]
+
+
+def test_what_is_sent_again_has_no_hole(sockets: tuple[EventPublisher, Any, Any]) -> None:
+    publisher, _, client = sockets
+
+    def kept() -> list[int]:
+        client.send_multipart([b"", bytes(8)])
+        numbers = list[int]()
+        while (number := client.recv_multipart()[1]) != END:
+            numbers.append(int.from_bytes(number, "big"))
+        return numbers
+
+    publisher.publish([0.0, [], 0])
+    wait_until(lambda: kept() == [0], "the first batch")
+    # What a line that is full does to a batch.
+    next(publisher._numbers)
+    publisher.publish([0.0, [], 0])
+    publisher.publish([0.0, [], 0])
+    wait_until(lambda: kept() == [2, 3], "what came after the one that was lost")
+
+
+def test_an_address_of_ipv6() -> None:
+    with create_server(("::1", 0), family=AF_INET6) as one:
+        port = one.getsockname()[1]
+    EventPublisher(KvEventsConfig.parse(f'{{"endpoint": "tcp://[::1]:{port}"}}'))
+    with create_connection(("::1", port)):
+        pass
 
 
 def test_a_port_that_is_taken(sockets: tuple[EventPublisher, Any, Any]) -> None:
