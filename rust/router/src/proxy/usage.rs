@@ -40,13 +40,16 @@ static LIMITS: LazyLock<[Finder<'static>; 4]> = LazyLock::new(|| {
 });
 /// An answer's tokens if the request does not limit them.
 const USUAL_ANSWER: u64 = 256;
+/// An answer's tokens at most, whatever the request allows: no model writes more, and a worker may refuse the request.
+/// Without a limit, one request could take a tenant's rate for weeks.
+const LONGEST_ANSWER: u64 = 131_072;
 /// Bytes of a token of a prompt, about.
 const TOKEN_BYTES: u64 = 4;
 
 /// About how many tokens a request costs, prompt and answer, by its JSON body.
 pub fn tokens(body: &[u8]) -> u64 {
     let limit = LIMITS.iter().find_map(|name| last_number(body, name));
-    let answer = limit.unwrap_or(USUAL_ANSWER);
+    let answer = limit.unwrap_or(USUAL_ANSWER).min(LONGEST_ANSWER);
     (body.len() as u64 / TOKEN_BYTES).saturating_add(answer)
 }
 
@@ -102,6 +105,16 @@ mod tests {
     }
 
     const CHAT: &[u8] = br#"{"id":"x","choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":120,"total_tokens":130,"completion_tokens":10,"prompt_tokens_details":{"cached_tokens":96}},"kv_transfer_params":null}"#;
+
+    #[test]
+    fn a_request_costs_its_prompt_and_an_answer_of_possible_length() {
+        let cost = |limit: &str| super::tokens(format!(r#"{{"max_tokens": {limit}}}"#).as_bytes());
+        assert_eq!(cost("100"), 100 + 4);
+        assert_eq!(super::tokens(b"{}  "), 256 + 1);
+        for limit in ["131072", "1000000000", "1000000000000000000"] {
+            assert!((131_072..131_082).contains(&cost(limit)), "{limit}");
+        }
+    }
 
     #[test]
     fn usage_of_every_kind_of_answer() {
