@@ -159,6 +159,21 @@ class Replica:
                 self.closed.set()
 
 
+class HoldingReplica(Replica):
+    """Answers each request once it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(self.hold)
+        self.go = asyncio.Semaphore(0)
+
+    async def hold(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await self.go.acquire()
+        writer.write(response(seen.body))
+
+    async def has(self, count: int) -> None:
+        await until(lambda: len(self.seen) >= count, f"{count} requests at the worker")
+
+
 @contextlib.asynccontextmanager
 async def replicas(
     *handlers: Handler | None, tls: ssl.SSLContext | None = None

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from router_harness import (
     Answer,
+    HoldingReplica,
     Replica,
     Seen,
     asking,
@@ -20,7 +21,6 @@ from router_harness import (
     post,
     read_answer,
     replicas,
-    response,
     router,
     send_raw,
     status_of,
@@ -89,22 +89,10 @@ async def test_wrong_method_on_the_routers_own_path() -> None:
         assert (await get(url, "/workers")).status == 200
 
 
-class Held(Replica):
-    """Answers each request once it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__(self.hold)
-        self.go = asyncio.Semaphore(0)
-
-    async def hold(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
-        await self.go.acquire()
-        writer.write(response(seen.body))
-
-
 @contextlib.asynccontextmanager
-async def held(**options: int | float) -> AsyncIterator[tuple[Held, str]]:
+async def held(**options: int | float) -> AsyncIterator[tuple[HoldingReplica, str]]:
     """A worker that holds what it gets, and the URL of a router in front of it."""
-    replica = Held()
+    replica = HoldingReplica()
     await replica.start()
     try:
         async with router(replica, **options) as url:

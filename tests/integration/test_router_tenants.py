@@ -12,36 +12,18 @@ from typing import Any
 import pytest
 from router_harness import (
     Answer,
-    Replica,
-    Seen,
+    HoldingReplica,
     asking,
     assert_error,
     comes_to,
     get,
     metric,
     post,
-    response,
-    until,
 )
 from waiting import PATIENCE
 
 from sglang_omni import _core
 from sglang_omni.router.config import RouterConfig
-
-
-class HoldingReplica(Replica):
-    """Answers each request once it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__(self.hold)
-        self.go = asyncio.Semaphore(0)
-
-    async def hold(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
-        await self.go.acquire()
-        writer.write(response(seen.body))
-
-    async def has(self, count: int) -> None:
-        await until(lambda: len(self.seen) >= count, f"{count} requests at the worker")
 
 
 class Shop:

@@ -45,22 +45,21 @@ class CacheEvents:
         """
         before = self._blocks.get(parent)
         if before is None:
-            # The block before has been lost since, so that nobody finds this one.
+            # Nobody finds this one, since the block before it is lost.
             return
-        extra = None if tuple(token_ids) == key else blake2b(_bytes(key), digest_size=16).hexdigest()
+        extra = None if tuple(token_ids) == key else [blake2b(_bytes(key), digest_size=16).hexdigest()]
         digest = blake2b(before.hash.to_bytes(8, "big") + _bytes(key), digest_size=8).digest()
         # 63 bits: other publishers' are signed.
         block = _Block(int.from_bytes(digest, "big") >> 1, parent, set())
         self._blocks[node] = block
         before.children.add(node)
-        extras = None if extra is None else [extra]
         last = self._events[-1] if self._events else None
-        if extras is None and last is not None and _is_followed_by(last, before.hash):
+        if extra is None and last is not None and _is_followed_by(last, before.hash):
             last[1].append(block.hash)
             last[3].extend(token_ids)
             return
         name_before = before.hash if parent else None
-        self._events.append(block_stored([block.hash], name_before, token_ids, self._block_size, [extras]))
+        self._events.append(block_stored([block.hash], name_before, token_ids, self._block_size, [extra]))
 
     def removed(self, node: int) -> None:
         """A block's memory is used for something else."""

@@ -88,27 +88,26 @@ pub fn choose<'a>(
     needs.keeper = needs
         .keeper
         .or_else(|| servers::keeper(&fleet, path, found.previous));
-    let candidates = eligible.find(&fleet, tried, needs.serving(&fleet));
-    if candidates.is_empty() {
+    if eligible
+        .find(&fleet, tried, needs.serving(&fleet))
+        .is_empty()
+    {
         return None;
     }
     let session = match proxy.policy.places_sessions() {
         true => None,
         false => Session::of(&parts.headers),
     };
-    let Some(session) = session else {
-        let (index, claim) = proxy.policy.choose(candidates, &request);
-        return Some((fleet[eligible.position(index)].clone(), claim));
-    };
     let now = clock::now();
-    let known = proxy.sessions.worker(session, now);
-    let among = known.and_then(|id| eligible.only(&fleet, id));
-    let among = among.unwrap_or(0..eligible.candidates().len());
-    let (index, claim) = proxy
-        .policy
-        .choose(&eligible.candidates()[among.clone()], &request);
-    let worker = fleet[eligible.position(among.start + index)].clone();
-    proxy.sessions.place(session, worker.id, now);
+    let known = session.and_then(|session| proxy.sessions.worker(session, now));
+    let only = known.and_then(|id| eligible.only(&fleet, id));
+    let among = only.unwrap_or(0..eligible.candidates().len());
+    let first = among.start;
+    let (index, claim) = proxy.policy.choose(&eligible.candidates()[among], &request);
+    let worker = fleet[eligible.position(first + index)].clone();
+    if let Some(session) = session {
+        proxy.sessions.place(session, worker.id, now);
+    }
     Some((worker, claim))
 }
 
